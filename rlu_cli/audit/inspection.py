@@ -1,0 +1,85 @@
+"""What a checkpoint says of itself."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from rlu_cli.audit.report import envelope
+from rlu_cli.errors import RluError
+from rlu_cli.files.checkpoint import read_checkpoint
+from rlu_cli.files.hashing import sha256_file
+from rlu_cli.models import ModelSpec, build_model, find_head, match_builtin
+
+_HEAD_WORDS = ("fc", "head", "classifier", "linear", "output", "out", "logits", "last")
+
+
+def inspection_document(path: Path) -> dict[str, Any]:
+    """Format, tensors, output layer, annotations and matching built-in architecture of one file."""
+    checkpoint = read_checkpoint(path)
+    shapes = {name: tuple(tensor.shape) for name, tensor in checkpoint.tensors.items()}
+    spec = match_builtin(shapes)
+    candidates = head_candidates(checkpoint.tensors)
+    name = _built_head(spec) if spec is not None else (candidates[0] if candidates else None)
+    return {
+        **envelope("inspect"),
+        "path": str(path),
+        "sha256": sha256_file(path),
+        "bytes": path.stat().st_size,
+        "format": checkpoint.format,
+        "tensors": [
+            {"name": name, "dtype": str(tensor.dtype).removeprefix("torch."), "shape": list(tensor.shape)}
+            for name, tensor in checkpoint.tensors.items()
+        ],
+        "parameters": sum(t.numel() for t in checkpoint.tensors.values() if t.is_floating_point()),
+        "arch": None if spec is None else str(spec),
+        "head": None if name is None else _describe(name, checkpoint.tensors),
+        "head_candidates": candidates,
+        "metadata": checkpoint.metadata,
+        "notes": list(checkpoint.notes),
+    }
+
+
+def head_candidates(tensors: Mapping[str, Tensor]) -> list[str]:
+    """Layers that may be the output layer, by name and shape alone, the likeliest first.
+
+    A candidate has a matrix or 1x1 convolution as weight, and a bias of one number a row or none. A name
+    that output layers usually have comes first, then the later layer in natural order of names.
+    """
+    found = []
+    for name, tensor in tensors.items():
+        layer = name.removesuffix(".weight")
+        if layer == name or tensor.ndim not in (2, 4) or any(side != 1 for side in tensor.shape[2:]):
+            continue
+        bias = tensors.get(f"{layer}.bias")
+        if bias is None or bias.shape == tensor.shape[:1]:
+            found.append(layer)
+    return sorted(found, key=_likelihood, reverse=True)
+
+
+def _likelihood(layer: str) -> tuple[bool, list[tuple[int, str]]]:
+    words = re.split(r"[._]", re.sub(r"\d+", "", layer.lower()))
+    numbers = [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", layer)]
+    return words[-1] in _HEAD_WORDS or words[0] in _HEAD_WORDS, numbers
+
+
+def _built_head(spec: ModelSpec) -> str | None:
+    """The output layer of a built-in architecture."""
+    try:
+        return find_head(build_model(spec, allow_user_code=False)).name
+    except RluError:
+        return None
+
+
+def _describe(name: str, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+    weight = tensors[f"{name}.weight"]
+    return {
+        "name": name,
+        "num_classes": int(weight.shape[0]),
+        "embedding_size": int(weight.shape[1]),
+        "bias": f"{name}.bias" in tensors,
+    }

@@ -1,0 +1,150 @@
+"""The JSON that users rely on (schema version 1). Fields may be added, never renamed or removed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from rlu_cli import __version__
+from rlu_cli.audit.auditor import Auditor, ClientRound
+from rlu_cli.core.metrics import score_counts, uniform_counts
+from rlu_cli.core.types import FloatArray, IntArray, Note, Recovery
+
+SCHEMA_VERSION = 1
+
+
+def envelope(command: str) -> dict[str, Any]:
+    """The fields that every object begins with."""
+    return {"schema_version": SCHEMA_VERSION, "command": command, "rlu_version": __version__}
+
+
+def dumps(document: dict[str, Any], *, indent: int | None = None) -> str:
+    """JSON text without NaN, infinity or NumPy numbers, with a newline at its end."""
+    return json.dumps(document, ensure_ascii=False, allow_nan=False, indent=indent) + "\n"
+
+
+def recovery_document(auditor: Auditor, client: ClientRound, recovery: Recovery) -> dict[str, Any]:
+    """What `recover` prints of one client."""
+    about = auditor.about()
+    return {
+        **envelope("recover"),
+        "method": recovery.method,
+        "seed": auditor.run.seed,
+        "device": auditor.run.device,
+        "inputs": {
+            "global": {"path": str(auditor.reference.path), "sha256": auditor.sha256},
+            "local": {"path": str(client.path), "sha256": client.sha256},
+            "aux": about["aux"],
+        },
+        "model": model_document(about),
+        "training": {**client.training.values, "sources": client.training.sources},
+        "total": recovery.total,
+        "counts": recovery.counts.tolist(),
+        "classes": _classes(auditor.names, recovery),
+        "diagnostics": recovery.diagnostics,
+        "warnings": warning_list((*auditor.notes, *recovery.warnings)),
+    }
+
+
+def statistics_document(auditor: Auditor, output: str | None) -> dict[str, Any]:
+    """What `estimate-logits` prints."""
+    statistics = auditor.statistics
+    about = auditor.about()
+    return {
+        **envelope("estimate-logits"),
+        "seed": auditor.run.seed,
+        "device": auditor.run.device,
+        "inputs": {
+            "global": {"path": str(auditor.reference.path), "sha256": auditor.sha256},
+            "aux": about["aux"],
+        },
+        "model": model_document(about),
+        "samples": auditor.run.samples,
+        "output": output,
+        "aux_accuracy": statistics.overall_accuracy,
+        "max_standard_error": float(statistics.standard_error.max()),
+        "classes": [
+            {
+                "index": n,
+                "name": name,
+                "images": int(statistics.moments.counts[n]),
+                "accuracy": float(statistics.accuracy[n]),
+                "own_confidence": float(statistics.confidence[n, n]),
+            }
+            for n, name in enumerate(auditor.names)
+        ],
+        "warnings": warning_list(auditor.notes),
+    }
+
+
+def evaluation_document(
+    truth: IntArray, recovered: Sequence[tuple[str, IntArray, Sequence[dict[str, str]]]], names: Sequence[str]
+) -> dict[str, Any]:
+    """What `evaluate` prints: the scores of (method, counts, warnings) against the truth."""
+    total = int(truth.sum())
+    return {
+        **envelope("evaluate"),
+        "truth": {"counts": truth.tolist(), "total": total},
+        "results": [
+            {
+                "method": method,
+                "counts": counts.tolist(),
+                **_scores(counts, truth),
+                "per_class": [
+                    {
+                        "index": n,
+                        "name": name,
+                        "count": int(counts[n]),
+                        "truth": int(truth[n]),
+                        "error": int(counts[n] - truth[n]),
+                    }
+                    for n, name in enumerate(names)
+                ],
+                "warnings": list(warnings),
+            }
+            for method, counts, warnings in recovered
+        ],
+        "baselines": {"uniform": _scores(uniform_counts(len(truth), total), truth)},
+    }
+
+
+def model_document(about: dict[str, Any]) -> dict[str, Any]:
+    """What the JSON says of the network and of how it was fed."""
+    keys = ("arch", "num_classes", "embedding_size", "head")
+    more = ("image_size", "channels", "normalize", "batch_norm", "class_order")
+    return {key: about[key] for key in (*keys, *more)}
+
+
+def warning_list(notes: Sequence[Note]) -> list[dict[str, str]]:
+    """Warnings as JSON objects."""
+    return [{"code": note.code, "message": note.message} for note in notes]
+
+
+def _scores(counts: IntArray, truth: IntArray) -> dict[str, float]:
+    scores = score_counts(counts, truth)
+    return {
+        "cAcc": scores.c_acc,
+        "iAcc": scores.i_acc,
+        "exact_counts": scores.exact_counts,
+        "total_variation": scores.total_variation,
+    }
+
+
+def _classes(names: Sequence[str], recovery: Recovery) -> list[dict[str, Any]]:
+    def bound(values: FloatArray | None, n: int) -> float | None:
+        return None if values is None else float(np.asarray(values)[n])
+
+    return [
+        {
+            "index": n,
+            "name": name,
+            "count": int(recovery.counts[n]),
+            "estimate": float(recovery.estimate[n]),
+            "low": bound(recovery.low, n),
+            "high": bound(recovery.high, n),
+        }
+        for n, name in enumerate(names)
+    ]

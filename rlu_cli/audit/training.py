@@ -1,0 +1,137 @@
+"""The client's training values, from whoever says them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from rlu_cli.audit.annotations import Annotations, boolean, number, numbers, text, whole
+from rlu_cli.audit.options import TrainingOptions
+from rlu_cli.core.schemes import SCHEMES, check_training
+from rlu_cli.core.types import LocalTraining
+from rlu_cli.errors import MismatchError, UsageError
+
+_PULLED = ("fedprox", "feddyn", "feddc")
+
+
+@dataclass(frozen=True)
+class TrainingRecord:
+    """Training values ready for the core, and for the report.
+
+    values : as the JSON shows them
+    sources : where each came from: flag, local, global, sidecar or default
+    """
+
+    training: LocalTraining
+    values: dict[str, Any]
+    sources: dict[str, str]
+    round: int | None
+
+
+def resolve_training(options: TrainingOptions, annotations: Annotations) -> TrainingRecord:
+    """Collect the training values, and name at once everything that is missing.
+
+    ``steps`` counts optimiser steps; ``epochs`` with ``dataset_size`` n means epochs·⌈n/B⌉ of them, over
+    epochs·n samples.
+
+    Raises
+    ------
+    MismatchError
+        Values that are needed and nobody says, or that contradict each other.
+    UsageError
+        Values out of range.
+    """
+    get = annotations.get
+    lr = get("lr", options.lr, numbers)
+    batch_size = get("batch_size", options.batch_size, whole)
+    steps = get("steps", options.steps, whole)
+    epochs = get("epochs", options.epochs, whole)
+    dataset_size = get("dataset_size", options.dataset_size, whole)
+    scheme = (get("scheme", options.scheme, text) or "fedavg").lower()
+    optimizer = (get("optimizer", options.optimizer, text) or "sgd").lower()
+    pull = get("lambda", options.lambda_, number)
+    if options.steps is not None and options.epochs is None:
+        epochs = None  # the flag outranks what a file says of epochs
+    if options.epochs is not None and options.steps is None:
+        steps = None
+    counted = steps is not None or (epochs is not None and dataset_size is not None)
+    missing = [
+        what
+        for what, absent in (
+            ("lr (--lr)", lr is None),
+            ("batch size (--batch-size)", batch_size is None),
+            ("steps (--steps, or --epochs with --dataset-size)", not counted),
+            ("lambda (--lambda)", scheme in _PULLED and pull is None),
+        )
+        if absent
+    ]
+    if missing:
+        raise MismatchError(
+            f"missing training values: {'; '.join(missing)}. Neither the command line, nor the checkpoints' "
+            "metadata, nor a round.json beside the local checkpoint says them: pass the flags named"
+        )
+    assert lr is not None and batch_size is not None
+    if scheme not in SCHEMES:
+        raise UsageError(f"expected a scheme among {', '.join(SCHEMES)}, found {scheme!r}: correct --scheme")
+    if optimizer != "sgd":
+        raise UsageError(
+            f"expected the optimizer sgd (with --momentum, --nesterov, --weight-decay as needed), found "
+            f"{optimizer!r}: updates of adaptive optimisers hold no counts that this method can read"
+        )
+    if batch_size < 1:
+        raise UsageError(f"expected a batch size of at least 1, found {batch_size}")
+    steps, total = _steps_and_total(steps, epochs, dataset_size, batch_size)
+    training = LocalTraining(
+        steps=steps,
+        batch_size=batch_size,
+        lr=lr[0] if len(set(lr)) == 1 else lr,
+        total=total,
+        momentum=get("momentum", options.momentum, number) or 0.0,
+        dampening=get("dampening", options.dampening, number) or 0.0,
+        nesterov=bool(get("nesterov", options.nesterov, boolean)),
+        weight_decay=get("weight_decay", options.weight_decay, number) or 0.0,
+        prox=(pull or 0.0) if scheme in _PULLED else 0.0,
+        scheme=scheme,
+    )
+    check_training(training)
+    values: dict[str, Any] = {
+        "scheme": scheme,
+        "optimizer": optimizer,
+        "lr": training.lr if isinstance(training.lr, float) else list(training.lr),
+        "batch_size": batch_size,
+        "steps": steps,
+        "epochs": epochs,
+        "dataset_size": dataset_size,
+        "momentum": training.momentum,
+        "dampening": training.dampening,
+        "nesterov": training.nesterov,
+        "weight_decay": training.weight_decay,
+        "lambda": pull if scheme in _PULLED else None,
+    }
+    sources = {name: annotations.sources.get(name, "default") for name in values if values[name] is not None}
+    if steps is not None and "steps" not in annotations.sources:
+        sources["steps"] = annotations.sources["epochs"]
+    return TrainingRecord(training, values, sources, get("round", None, whole))
+
+
+def _steps_and_total(
+    steps: int | None, epochs: int | None, dataset_size: int | None, batch_size: int
+) -> tuple[int, int]:
+    """Steps, and the samples they see."""
+    if epochs is None or dataset_size is None:
+        assert steps is not None
+        return steps, steps * batch_size
+    if epochs < 1 or dataset_size < 1:
+        raise UsageError(
+            f"expected at least one epoch over at least one sample, found {epochs} and {dataset_size}"
+        )
+    implied = epochs * math.ceil(dataset_size / batch_size)
+    if steps is None or steps == implied:
+        return implied, epochs * dataset_size
+    if steps == epochs * (dataset_size // batch_size):  # a loader that drops the last, smaller batch
+        return steps, steps * batch_size
+    raise MismatchError(
+        f"expected {implied} steps for {epochs} epochs of {dataset_size} samples in batches of {batch_size}, "
+        f"found {steps}: correct --steps, or leave it out"
+    )

@@ -1,0 +1,154 @@
+"""The flags that commands share, each written once.
+
+A command takes whole groups of flags: `with_options` turns the fields of a dataclass into options of the
+command and hands it a filled dataclass. What a flag means is said here; its type and default are the
+field's own.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Annotated, Any, get_type_hints
+
+import typer
+
+from rlu_cli.audit.options import ModelOptions, RunOptions, TrainingOptions
+
+
+def show_version(value: bool) -> None:
+    """``--version``."""
+    if value:
+        from rlu_cli import __version__
+
+        typer.echo(f"rlu {__version__}")
+        raise typer.Exit
+
+
+@dataclass(frozen=True)
+class OutputOptions:
+    """Where to write, and how much to say."""
+
+    output: str = "-"
+    quiet: bool = False
+    verbose: int = 0
+    version: bool = False
+
+
+_HELP: dict[type, dict[str, Any]] = {
+    ModelOptions: {
+        "arch": typer.Option(
+            metavar="SPEC",
+            help="lenet5, vgg16, resnet32, resnet50 (keyword arguments after a colon: vgg16:activation=elu), "
+            "torchvision:NAME, timm:NAME, package.module:factory or path/to/file.py:factory (runs it).",
+        ),
+        "head": typer.Option(metavar="NAME", help="Prefix of the output layer's tensors."),
+        "normalize": typer.Option(
+            metavar="SPEC",
+            help="imagenet, cifar10, cifar100, svhn, tiny-imagenet, half, none or 'mean=…;std=…'.",
+        ),
+        "image_size": typer.Option(metavar="H[xW]", help="Size that images are resized to."),
+        "batch_norm": typer.Option(
+            help="Statistics of BatchNorm layers in aux passes: the batch's, as in training, or the stored."
+        ),
+        "class_order": typer.Option(
+            metavar="ORDER",
+            help="How class folders map to outputs: string, natural or a file with one name per line.",
+        ),
+    },
+    TrainingOptions: {
+        "lr": typer.Option(metavar="RATE", help="Learning rate, or one for each step: 0.1,0.1,0.01."),
+        "batch_size": typer.Option(min=1, help="Samples a step."),
+        "steps": typer.Option(min=1, help="Local optimiser steps."),
+        "epochs": typer.Option(min=1, help="Passes over the client's data; needs --dataset-size."),
+        "dataset_size": typer.Option(min=1, help="Samples that the client has."),
+        "scheme": typer.Option(help="fedavg, fedprox, scaffold, feddyn or feddc."),
+        "lambda_": typer.Option("--lambda", help="Coefficient of FedProx, FedDyn, FedDC."),
+        "optimizer": typer.Option(help="sgd."),
+        "momentum": typer.Option(help="As in torch.optim.SGD."),
+        "dampening": typer.Option(help="As in torch.optim.SGD."),
+        "nesterov": typer.Option("--nesterov/--no-nesterov", help="As in torch.optim.SGD."),
+        "weight_decay": typer.Option(help="As in torch.optim.SGD."),
+    },
+    RunOptions: {
+        "device": typer.Option(help="auto, cpu, cuda, cuda:N or mps."),
+        "seed": typer.Option(min=0, help="Same seed and same inputs, same bytes out."),
+        "samples": typer.Option(min=2, metavar="M", help="Monte Carlo samples a class."),
+        "search_iterations": typer.Option(
+            min=0, metavar="T", help="Iterations of the paper's posterior search; 0 measured best."
+        ),
+    },
+    OutputOptions: {
+        "output": typer.Option("-o", "--output", metavar="FILE", help="Where to write; - is stdout."),
+        "quiet": typer.Option("-q", "--quiet", help="No progress, tables or warnings on stderr."),
+        "verbose": typer.Option(
+            "-v", "--verbose", count=True, help="Tables on stderr in any case; -vv adds tracebacks."
+        ),
+        "version": typer.Option(
+            "--version", help="Show the version and exit.", is_eager=True, callback=show_version
+        ),
+    },
+}
+
+GlobalPath = Annotated[
+    Path, typer.Option("--global", metavar="FILE", help="Checkpoint that the server sent out.")
+]
+LocalPaths = Annotated[
+    list[Path],
+    typer.Option("--local", metavar="FILE", help="Checkpoint that a client sent back; may be repeated."),
+]
+AuxPath = Annotated[
+    Path | None,
+    typer.Option("--aux", metavar="DIR", help="Labelled images, one sub-folder per class."),
+]
+StatsPath = Annotated[
+    Path | None,
+    typer.Option("--stats", metavar="FILE", help="Statistics of the global model, by estimate-logits."),
+]
+
+
+def with_options(**groups: type) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Add the fields of dataclasses to a command's flags.
+
+    ``@with_options(model=ModelOptions)`` replaces the command's parameter ``model`` by one option per
+    field of `ModelOptions` and passes it a filled `ModelOptions`.
+    """
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        hints = get_type_hints(command, include_extras=True)
+        parameters: list[inspect.Parameter] = []
+        for name, parameter in inspect.signature(command).parameters.items():
+            if name in groups:
+                parameters += _options(groups[name], _HELP[groups[name]])
+            else:
+                parameters.append(parameter.replace(annotation=hints[name], kind=parameter.KEYWORD_ONLY))
+
+        def call(**values: Any) -> None:
+            filled = {
+                name: group(**{field.name: values.pop(field.name) for field in fields(group)})
+                for name, group in groups.items()
+            }
+            command(**values, **filled)
+
+        call.__name__, call.__doc__ = command.__name__, command.__doc__
+        call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        call.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+        return call
+
+    return decorate
+
+
+def _options(group: type, described: Mapping[str, Any]) -> list[inspect.Parameter]:
+    """One keyword parameter per field, annotated with its typer option."""
+    types = get_type_hints(group)
+    return [
+        inspect.Parameter(
+            field.name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=field.default,
+            annotation=Annotated[types[field.name], described[field.name]],
+        )
+        for field in fields(group)
+    ]

@@ -1,0 +1,35 @@
+"""Where data goes: stdout, or a file that appears whole or not at all."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+Write = Callable[[str], None]
+
+
+@contextmanager
+def open_output(target: str) -> Iterator[Write]:
+    """A function that writes text to ``target``; ``-`` is stdout.
+
+    Text for stdout goes out at once, so that a pipeline sees each line when it is ready; a file is
+    written beside its place and renamed when the block ends well.
+    """
+    if target == "-":
+
+        def write(text: str) -> None:
+            sys.stdout.write(text)
+            sys.stdout.flush()
+
+        yield write
+        return
+    from rlu_cli.files.atomic import atomic_write
+
+    with atomic_write(Path(target)) as handle:
+        yield lambda text: void(handle.write(text.encode("utf-8")))
+
+
+def void(_: object) -> None:
+    """Drop a result."""

@@ -1,0 +1,69 @@
+"""``rlu recover``."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from rlu_cli.audit.options import ModelOptions, RunOptions, TrainingOptions
+from rlu_cli.cli.options import AuxPath, GlobalPath, LocalPaths, OutputOptions, StatsPath, with_options
+from rlu_cli.errors import UnreliableError
+
+UNRELIABLE = (
+    "update-too-large",
+    "update-unbalanced",
+    "update-near-precision",
+    "embedding-mismatch",
+    "solver-uncertified",
+    "local-statistics-missing",
+)
+"""Warnings after which the counts are not to be trusted."""
+
+
+@with_options(model=ModelOptions, training=TrainingOptions, run=RunOptions, out=OutputOptions)
+def recover(
+    *,
+    global_: GlobalPath,
+    local: LocalPaths,
+    aux: AuxPath = None,
+    stats: StatsPath = None,
+    method: Annotated[str, typer.Option(help="auto, rlu or random.")] = "auto",
+    model: ModelOptions,
+    training: TrainingOptions,
+    run: RunOptions,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Exit with 5 if a check says that the counts are unreliable.")
+    ] = False,
+    out: OutputOptions,
+) -> None:
+    """Recover how many samples of each class a client trained on.
+
+    rlu recover --global g.safetensors --local k.safetensors --aux ./aux
+
+    Prints one JSON object; with several --local, one a line. What the checkpoints' metadata (fl.lr,
+    fl.batch_size, fl.steps, …) or a round.json beside the local one say need not be said again.
+    """
+    from rlu_cli.audit.report import dumps, recovery_document
+    from rlu_cli.cli.console import Terminal, recovery_table
+    from rlu_cli.cli.output import open_output
+    from rlu_cli.cli.session import open_round
+
+    terminal = Terminal(quiet=out.quiet, verbose=out.verbose)
+    failed: set[str] = set()
+    with open_output(out.output) as write:
+        auditor, checkpoints = open_round(
+            global_, local, aux=aux, stats=stats, model=model, run=run, reporter=terminal.reporter
+        )
+        for checkpoint in checkpoints:
+            client = auditor.recover(checkpoint, training, [method])
+            document = recovery_document(auditor, client, client.recoveries[0])
+            recovery_table(terminal, document)
+            terminal.warn(document["warnings"])
+            write(dumps(document, indent=2 if len(local) == 1 else None))
+            failed |= {warning["code"] for warning in document["warnings"]} & set(UNRELIABLE)
+    if strict and failed:
+        raise UnreliableError(
+            f"the counts are unreliable ({', '.join(sorted(failed))}), and --strict asks to fail then: "
+            "correct what the warnings name, or leave out --strict"
+        )

@@ -1,0 +1,127 @@
+"""Checks that every update must pass before its counts mean anything."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from rlu_cli.core.types import FloatArray, Head, HeadUpdate, Note
+from rlu_cli.errors import MismatchError
+
+_BIAS_SLACK = 0.01
+"""|u_j| may pass 1 by this much before it is called impossible: float32 checkpoints round."""
+
+_BALANCE_SLACK = 0.01
+"""|Σ_j u_j| allowed, relative to ‖u‖₁."""
+
+_PRECISION_SLACK = 0.02
+"""Share of the update that may be rounding error before it is reported."""
+
+_MATCH_FLOOR = 0.9
+"""Embedding match below which something about the model is probably wrong."""
+
+
+def check_heads(local: Head, reference: Head) -> None:
+    """Refuse heads that don't belong to the same network, or hold values that aren't numbers.
+
+    Raises
+    ------
+    MismatchError
+    """
+    if local.weight.shape != reference.weight.shape or (local.bias is None) != (reference.bias is None):
+        raise MismatchError(
+            f"expected global and local heads of equal shape, found {_shape(reference)} and {_shape(local)}: "
+            "the two checkpoints are of different networks"
+        )
+    for name, head in (("global", reference), ("local", local)):
+        for values in (head.weight, head.bias):
+            if values is not None and not np.all(np.isfinite(values)):
+                raise MismatchError(
+                    f"expected finite numbers in the {name} checkpoint's output layer, found NaN or "
+                    "infinity: training diverged or the file is damaged, and nothing can be recovered from it"
+                )
+
+
+def check_moved(update: HeadUpdate) -> None:
+    """Refuse an update of exactly zero.
+
+    Raises
+    ------
+    MismatchError
+    """
+    if not np.any(update.weight) and (update.bias is None or not np.any(update.bias)):
+        raise MismatchError(
+            "expected a local output layer that training has moved, found one identical to the global "
+            "model's: the same file was given twice, the client did not train, or its head was frozen"
+        )
+
+
+def check_update(u: FloatArray, update: HeadUpdate, head: Head) -> tuple[dict[str, float], list[Note]]:
+    """Diagnostics of u = (Δb + h)/(ηΣρ), shape (N,), with a warning for each that is out of bounds.
+
+    - |u_j| ≤ 1 for every j, as u_j is a mean of onehot(y)_j − s_j;
+    - Σ_j u_j = 0, as softmax and one-hot both sum to one;
+    - the update is larger than float32 rounding of the two checkpoints.
+
+    They catch a wrong learning rate or step count, a wrong layer, optimiser or scheme, and pairs from
+    different rounds.
+    """
+    notes: list[Note] = []
+    largest = float(np.abs(u).max())
+    if largest > 1 + _BIAS_SLACK:
+        notes.append(
+            Note(
+                "update-too-large",
+                f"max |u_j| = {largest:.3g}, but no such training can exceed 1: the learning rate or step "
+                "count is too small, another optimiser or scheme, or files of different rounds",
+            )
+        )
+    norm = float(np.abs(u).sum())
+    balance = float(abs(u.sum()) / norm) if norm > 0 else 0.0
+    if balance > _BALANCE_SLACK:
+        notes.append(
+            Note(
+                "update-unbalanced",
+                f"Σ_j u_j is {balance:.1%} of Σ_j |u_j|, but softmax cross-entropy with SGD makes it 0: "
+                "another loss or optimiser (Adam), noise on the update, weight decay that was not declared, "
+                "or the wrong layer",
+            )
+        )
+    change, values = (
+        (update.weight, head.weight) if update.bias is None or head.bias is None else (update.bias, head.bias)
+    )
+    moved = float(np.linalg.norm(change))
+    rounding = float(np.finfo(np.float32).eps / 2 * np.linalg.norm(values))
+    precision = rounding / moved if moved > 0 else np.inf
+    if precision > _PRECISION_SLACK:
+        notes.append(
+            Note(
+                "update-near-precision",
+                f"about {min(precision, 1.0):.1%} of the update is float32 rounding error: "
+                "counts of rare classes can't be trusted",
+            )
+        )
+    diagnostics = {
+        "update_norm": moved,
+        "update_max": largest,
+        "update_balance": balance,
+        "update_rounding": float(precision) if np.isfinite(precision) else 1.0,
+    }
+    return diagnostics, notes
+
+
+def check_embedding(match: float | None) -> list[Note]:
+    """Warn when the update's embedding is not the aux data's."""
+    if match is None or match >= _MATCH_FLOOR:
+        return []
+    return [
+        Note(
+            "embedding-mismatch",
+            f"the embedding implied by the update matches the auxiliary data's with cosine {match:.3f}, "
+            f"expected at least {_MATCH_FLOOR}: the architecture, activation, normalisation or class order "
+            "is probably wrong, or the auxiliary images differ from the client's",
+        )
+    ]
+
+
+def _shape(head: Head) -> str:
+    return f"{tuple(head.weight.shape)} {'with' if head.bias is not None else 'without'} bias"

@@ -1,0 +1,26 @@
+"""The floor: labels drawn blindly."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from rlu_cli.core.methods.base import Method, Problem
+from rlu_cli.core.types import Estimate
+
+
+def solve(problem: Problem) -> Estimate:
+    """z = counts/total of ``total`` labels drawn uniformly: what a method must beat."""
+    observation = problem.observation
+    total = observation.training.samples
+    N = observation.head.num_classes
+    draws = np.random.default_rng(observation.seed).multinomial(total, np.full(N, 1.0 / N))
+    return Estimate(draws / total)
+
+
+RANDOM = Method(
+    name="random",
+    summary="labels drawn uniformly at random, without looking at the update",
+    reference="",
+    solve=solve,
+    needs_end=lambda training: False,
+)

@@ -1,0 +1,107 @@
+"""RLU: recovering labels from local updates (Chen & Vikalo, ICML 2024), corrected."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from rlu_cli.core.confidence import coefficient_matrix
+from rlu_cli.core.embedding import embedding_gram
+from rlu_cli.core.methods.base import Method, Problem
+from rlu_cli.core.rounding import round_to_total
+from rlu_cli.core.schemes import path_position
+from rlu_cli.core.search import MeanSimulator, posterior_search
+from rlu_cli.core.simplex import simplex_least_squares
+from rlu_cli.core.types import Estimate, FloatArray, Note, Observation
+
+
+def solve(problem: Problem) -> Estimate:
+    """Label proportions from the bias update and the erroneous confidence.
+
+        E[Δb + h] = (η/B) Σ_τ ρ^τ A^τ N^τ,   A^τ = I − (S^τ)ᵀ          (Eq. eq_b, eq_b_multi, Table 1)
+
+    With all batches drawn from one class mix z this is u = Ā z with u = (Δb + h)/(ηΣρ) and
+    Ā = Σ_τ ρ^τ A^τ / Σ_τ ρ^τ, solved by least squares on the simplex. S is known at both ends of
+    training, S^1 from the global and S^{m+1} from the local model; in between it is interpolated,
+    which leaves
+
+        S̄ = (1 − ᾱ) S^1 + ᾱ S^{m+1}
+
+    with ᾱ the mean position of the m gradients on the way (`path_position`; the paper's ½ is its limit
+    for many steps of plain SGD; one step uses S^1 alone). With search iterations T > 0 the posterior
+    search (Alg. 2) then refines the counts, and they are kept only where the simulated local model
+    comes closer to the real one.
+    """
+    observation = problem.observation
+    confidence, notes = _path_confidence(observation)
+    solution = simplex_least_squares(coefficient_matrix(confidence), problem.u)
+    proportions = solution.z
+    diagnostics: dict[str, float | bool | int | None] = {
+        "residual": solution.residual,
+        "duality_gap": solution.gap,
+        "solver_certified": solution.certified,
+    }
+    if not solution.certified:
+        notes.append(
+            Note(
+                "solver-uncertified",
+                f"the least-squares solution may miss the optimum by {solution.gap:.2g} in squared residual",
+            )
+        )
+    if observation.search_iterations > 0 and observation.training.steps > 1 and observation.end is not None:
+        proportions, searched = _search(observation, proportions)
+        diagnostics.update(searched)
+    return Estimate(proportions, diagnostics, tuple(notes))
+
+
+def _path_confidence(observation: Observation) -> tuple[FloatArray, list[Note]]:
+    """S averaged over training, and a note where one end of it is missing."""
+    start, end = observation.start, observation.end
+    if observation.training.steps == 1:
+        return start.confidence, []
+    if end is None:
+        message = "the local model's statistics are missing, so S is the global model's all along"
+        return start.confidence, [Note("local-statistics-missing", message)]
+    position = path_position(observation.training)
+    return (1 - position) * start.confidence + position * end.confidence, []
+
+
+def _search(
+    observation: Observation, proportions: FloatArray
+) -> tuple[FloatArray, dict[str, float | bool | int | None]]:
+    """Alg. 2, started from the least-squares counts; keeps the real-valued solution unless it loses."""
+    assert observation.end is not None
+    training = observation.training
+    first = round_to_total(proportions, training.samples)
+    constant: FloatArray | float = 0.0
+    if observation.constant_gradient is not None:
+        k = observation.constant_gradient
+        constant = observation.start.embedding_mean @ k.weight.T
+        if k.bias is not None:
+            constant = constant + k.bias
+    simulator = MeanSimulator(
+        observation.start.moments,
+        embedding_gram(observation.start, has_bias=observation.head.bias is not None),
+        training,
+        constant=constant,
+        samples=observation.samples,
+        seed=observation.seed,
+        device=observation.device,
+    )
+    result = posterior_search(simulator, observation.end.moments.mean, first, observation.search_iterations)
+    diagnostics: dict[str, float | bool | int | None] = {
+        "search_mismatch": result.mismatch,
+        "search_initial_mismatch": result.initial_mismatch,
+        "search_moves": result.moves,
+    }
+    if result.moves == 0:
+        return proportions, diagnostics
+    return np.asarray(result.counts / training.samples), diagnostics
+
+
+RLU = Method(
+    name="rlu",
+    summary="least squares on the bias update with Monte Carlo erroneous confidence",
+    reference="Chen & Vikalo, Recovering Labels from Local Updates in Federated Learning, ICML 2024",
+    solve=solve,
+    needs_end=lambda training: training.steps > 1,
+)

@@ -1,0 +1,86 @@
+"""Class-conditional moments of the logits on the auxiliary data (paper, Assumption 3.1)."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from rlu_cli.core.confidence import monte_carlo_confidence
+from rlu_cli.core.types import FloatArray, IntArray, LogitMoments, ModelStatistics
+from rlu_cli.errors import MismatchError
+
+
+def logit_moments(logits: FloatArray, labels: IntArray, num_classes: int) -> LogitMoments:
+    """Mean and factored covariance of the logits of each class.
+
+        μ_n = (1/K_n) Σ_{i: y_i = n} q_i,     Σ̄_n = F_nᵀ F_n = X_nᵀ X_n / (K_n − 1)
+
+    with X_n the K_n centred logit rows. F_n is X_n/√(K_n − 1) itself while K_n ≤ N and its
+    triangular QR factor above, so no N×N×N array is ever made and sampling costs min(K_n, N)
+    normal numbers, not N. A class with one sample has zero covariance.
+
+    Parameters
+    ----------
+    logits : shape (M, N)
+    labels : shape (M,), values in [0, N)
+
+    Raises
+    ------
+    MismatchError
+        A class without samples, or logits that are not finite.
+    """
+    if not np.all(np.isfinite(logits)):
+        raise MismatchError(
+            "expected finite logits on the auxiliary images, found NaN or infinity: "
+            "the checkpoint's weights, the normalisation or the architecture is wrong"
+        )
+    counts = np.bincount(labels, minlength=num_classes).astype(np.int64)
+    if np.any(counts == 0):
+        missing = np.flatnonzero(counts == 0)[:5].tolist()
+        raise MismatchError(
+            f"expected auxiliary samples of all {num_classes} classes, found none of class index "
+            f"{', '.join(map(str, missing))}: add at least two images of each"
+        )
+    rank = int(min(counts.max(), num_classes))
+    mean = np.empty((num_classes, num_classes))
+    factor = np.zeros((num_classes, rank, num_classes))
+    for n in range(num_classes):
+        rows = logits[labels == n].astype(np.float64)
+        mean[n] = rows.mean(axis=0)
+        if len(rows) < 2:
+            continue
+        centred = (rows - mean[n]) / np.sqrt(len(rows) - 1)
+        reduced = centred if len(rows) <= rank else np.linalg.qr(centred, mode="r")
+        factor[n, : len(reduced)] = reduced
+    return LogitMoments(mean, factor, counts)
+
+
+def model_statistics(
+    logits: FloatArray,
+    embeddings: FloatArray,
+    labels: IntArray,
+    num_classes: int,
+    *,
+    samples: int = 10_000,
+    seed: int = 0,
+    device: str = "cpu",
+) -> ModelStatistics:
+    """Everything the methods need to know of one model, from its auxiliary logits and embeddings.
+
+    Parameters
+    ----------
+    logits : shape (M, N)
+    embeddings : shape (M, L)
+    labels : shape (M,)
+    samples, seed, device : see `monte_carlo_confidence`
+    """
+    moments = logit_moments(logits, labels, num_classes)
+    confidence = monte_carlo_confidence(moments, samples=samples, seed=seed, device=device)
+    right = (logits.argmax(axis=1) == labels).astype(np.float64)
+    by_class = [labels == n for n in range(num_classes)]
+    return ModelStatistics(
+        moments=moments,
+        confidence=confidence.mean,
+        standard_error=confidence.standard_error,
+        embedding_mean=np.stack([embeddings[rows].mean(axis=0, dtype=np.float64) for rows in by_class]),
+        accuracy=np.array([right[rows].mean() for rows in by_class]),
+    )

@@ -1,0 +1,115 @@
+"""From an observed round to label counts: what every method shares."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from rlu_cli.core.checks import check_embedding, check_heads, check_moved, check_update
+from rlu_cli.core.embedding import bias_from_weight, embedding_match, subtract_heads
+from rlu_cli.core.methods import get_method
+from rlu_cli.core.methods.base import Problem
+from rlu_cli.core.rounding import round_to_total
+from rlu_cli.core.schemes import check_training, drift, impulse_response
+from rlu_cli.core.types import (
+    FloatArray,
+    Head,
+    HeadUpdate,
+    ModelStatistics,
+    Observation,
+    Recovery,
+)
+from rlu_cli.errors import MismatchError
+
+
+def head_update(local: Head, reference: Head) -> HeadUpdate:
+    """Δ = local − global of the head, refused where the two can't be compared or nothing moved.
+
+    Raises
+    ------
+    MismatchError
+        Shapes that differ, numbers that aren't finite, or an update of exactly zero.
+    """
+    check_heads(local, reference)
+    update = subtract_heads(local, reference)
+    check_moved(update)
+    return update
+
+
+def normalised_update(observation: Observation) -> FloatArray:
+    """u = (Δb + h) / (η Σ_τ ρ^τ), shape (N,): what a mean step of rate 1 would have done to the bias.
+
+    For a head without bias, Δb is read off ΔW along the auxiliary mean embedding, and so are b and the
+    scheme's constant.
+    """
+    training, start = observation.training, observation.start
+    update, head, constant = observation.update, observation.head, observation.constant_gradient
+    if update.bias is not None and head.bias is not None:
+        change, initial = update.bias, head.bias
+        k = constant.bias if constant is not None and constant.bias is not None else 0.0
+    else:
+        mean = _mean_embedding(start, observation.end)
+        change = bias_from_weight(update, mean)
+        initial = bias_from_weight(HeadUpdate(head.weight, None), mean)
+        k = 0.0 if constant is None else bias_from_weight(HeadUpdate(constant.weight, None), mean)
+    scale = float(np.sum(impulse_response(training)))
+    return (change + drift(training, initial=initial, constant=k)) / scale
+
+
+def recover_labels(observation: Observation, *, method: str = "auto") -> Recovery:
+    """Recover how many samples of each class a client trained on.
+
+        counts ∈ ℕ^N,   Σ_n counts_n = samples seen (m·B, unless the training values say otherwise)
+
+    Parameters
+    ----------
+    observation : the update, the global head, the training values and the models' statistics
+    method : a name of `rlu_cli.core.methods.METHODS`, or ``auto``
+
+    Raises
+    ------
+    MismatchError, UsageError
+        Inputs that don't fit together, or training values out of range.
+    """
+    chosen = get_method(method)
+    _check_shapes(observation)
+    check_training(observation.training)
+    u = normalised_update(observation)
+    diagnostics, notes = check_update(u, observation.update, observation.head)
+    estimate = chosen.solve(Problem(observation, u))
+    total = observation.training.samples
+    statistics = observation.start
+    match = embedding_match(observation.update, estimate.proportions, u, statistics)
+    return Recovery(
+        method=chosen.name,
+        total=total,
+        counts=round_to_total(estimate.proportions, total),
+        estimate=total * estimate.proportions,
+        low=estimate.low,
+        high=estimate.high,
+        diagnostics={
+            "residual": None,
+            "aux_accuracy": statistics.overall_accuracy,
+            "embedding_match": match,
+            **diagnostics,
+            **estimate.diagnostics,
+        },
+        warnings=(*notes, *check_embedding(match), *estimate.warnings),
+    )
+
+
+def _check_shapes(observation: Observation) -> None:
+    N, L = observation.head.num_classes, observation.head.embedding_size
+    for name, statistics in (("global", observation.start), ("local", observation.end)):
+        if statistics is not None and statistics.embedding_mean.shape != (N, L):
+            found = statistics.embedding_mean.shape
+            raise MismatchError(
+                f"expected {name} statistics of {N} classes and {L} embedding values, "
+                f"found {found[0]} and {found[1]}: they are of another network"
+            )
+
+
+def _mean_embedding(start: ModelStatistics, end: ModelStatistics | None) -> FloatArray:
+    mean = start.embedding_mean.mean(axis=0)
+    if end is not None:
+        mean = 0.5 * (mean + end.embedding_mean.mean(axis=0))
+    return np.asarray(mean)

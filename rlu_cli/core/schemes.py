@@ -1,0 +1,163 @@
+"""What an optimiser does to gradients: one linear recursion instead of a formula per FL scheme."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlu_cli.core.types import FloatArray, LocalTraining
+from rlu_cli.errors import MismatchError, UsageError
+
+SCHEMES = ("fedavg", "fedprox", "scaffold", "feddyn", "feddc")
+
+
+class LinearRecursion:
+    """Local training as a linear system driven by the cross-entropy gradients.
+
+    With x = θ − θ_global, per parameter and as torch.optim.SGD does it:
+
+        d   = g + λ x + k + w (θ_global + x)
+        v  ← γ v + (1 − δ) d           (v = d at the first step of a fresh buffer)
+        x  ← x − η_τ (d + γ v  if Nesterov else  v)
+
+    λ is the proximal pull (FedProx, FedDyn, FedDC), k a constant gradient (Scaffold, FedDyn, FedDC),
+    w the weight decay, γ momentum, δ dampening. Works elementwise on arrays of any shape.
+
+    Parameters
+    ----------
+    training : the client's training values
+    shape : of the parameters
+    initial : θ_global, needed with weight decay only
+    constant : k
+    velocity : momentum buffer carried in from an earlier round, None for a fresh one
+    """
+
+    def __init__(
+        self,
+        training: LocalTraining,
+        shape: tuple[int, ...],
+        *,
+        initial: FloatArray | float = 0.0,
+        constant: FloatArray | float = 0.0,
+        velocity: FloatArray | None = None,
+    ) -> None:
+        self.training = training
+        self.rates = step_rates(training)
+        self.initial = initial
+        self.constant = constant
+        self.velocity = velocity
+        self.displacement: NDArray[Any] = np.zeros(shape)
+        self.step_index = 0
+
+    def step(self, gradient: FloatArray | float) -> None:
+        """One local step with the mean cross-entropy gradient of its batch."""
+        t = self.training
+        x = self.displacement
+        d = gradient + t.prox * x + self.constant + t.weight_decay * (self.initial + x)
+        if t.momentum:
+            self.velocity = d if self.velocity is None else t.momentum * self.velocity + (1 - t.dampening) * d
+            d = d + t.momentum * self.velocity if t.nesterov else self.velocity
+        self.displacement = x - self.rates[self.step_index] * d
+        self.step_index += 1
+
+
+def step_rates(training: LocalTraining) -> FloatArray:
+    """η of every step, shape (m,)."""
+    rates = np.atleast_1d(np.asarray(training.lr, dtype=np.float64))
+    if rates.shape not in ((1,), (training.steps,)):
+        raise MismatchError(
+            f"expected one learning rate or {training.steps} (one a step), found {len(rates)}: correct --lr"
+        )
+    return np.broadcast_to(rates, (training.steps,))
+
+
+def check_training(training: LocalTraining) -> None:
+    """Refuse training values with which no recovery can be right.
+
+    Raises
+    ------
+    UsageError
+        A value out of its range, or a proximal pull that makes training itself diverge (λη > 2).
+    """
+    rates = np.atleast_1d(np.asarray(training.lr, dtype=np.float64))
+    if not np.all(np.isfinite(rates)) or np.any(rates <= 0):
+        raise UsageError(f"expected a positive learning rate, found {training.lr}: correct --lr")
+    for name, value in (("step count", training.steps), ("batch size", training.batch_size)):
+        if value < 1:
+            raise UsageError(f"expected a {name} of at least 1, found {value}")
+    if training.samples < 1:
+        raise UsageError(f"expected at least one sample, found {training.samples}")
+    if not 0 <= training.momentum < 1:
+        raise UsageError(f"expected a momentum in [0, 1), found {training.momentum}")
+    if training.nesterov and (training.momentum <= 0 or training.dampening != 0):
+        raise UsageError("expected a positive momentum and no dampening with Nesterov, as in torch.optim.SGD")
+    for name, rate in (("weight decay", training.weight_decay), ("lambda", training.prox)):
+        if not np.isfinite(rate) or rate < 0:
+            raise UsageError(f"expected a {name} of at least 0, found {rate}")
+    pull = (training.prox + training.weight_decay) * float(rates.max())
+    if pull > 2:
+        raise UsageError(
+            f"expected (lambda + weight decay) × lr of at most 2, found {pull:g}: such training diverges, "
+            "so one of the three is wrong"
+        )
+    if training.scheme not in SCHEMES:
+        raise UsageError(f"expected a scheme among {', '.join(SCHEMES)}, found {training.scheme!r}")
+
+
+def impulse_response(training: LocalTraining) -> FloatArray:
+    """How much each step's gradient weighs in the update: η ρ^τ of the paper's Table 1.
+
+        −Δ = Σ_τ w^τ g^τ + h,     w^τ = η ρ^τ
+
+    Returns shape (m,). All m impulses run through the recursion at once, as an m-vector.
+    """
+    recursion = LinearRecursion(training, (training.steps,))
+    for pulse in np.eye(training.steps):
+        recursion.step(pulse)
+    return -recursion.displacement
+
+
+def drift(
+    training: LocalTraining,
+    *,
+    initial: FloatArray,
+    constant: FloatArray | float = 0.0,
+    velocity: FloatArray | None = None,
+) -> FloatArray:
+    """h of the paper's Table 1: what training does to a parameter with all cross-entropy gradients zero.
+
+    Parameters
+    ----------
+    initial : the global value, for weight decay, any shape
+    constant : the scheme's constant gradient k
+    velocity : momentum buffer carried in
+    """
+    recursion = LinearRecursion(
+        training, initial.shape, initial=initial, constant=constant, velocity=velocity
+    )
+    for _ in range(training.steps):
+        recursion.step(0.0)
+    return -recursion.displacement
+
+
+def path_position(training: LocalTraining) -> float:
+    """Where on the straight path from global to local model the average gradient was taken, in [0, 1).
+
+        ᾱ = Σ_τ w^τ α_τ / Σ_τ w^τ,     α_τ = x_{τ−1} / x_m
+
+    with x the displacement under a constant gradient and w^τ of `impulse_response`. One step: 0, its
+    gradient is the global model's. Plain SGD: (m − 1)/2m. Momentum moves late and weighs early
+    gradients more, so it sits lower.
+    """
+    if training.steps == 1:
+        return 0.0
+    recursion = LinearRecursion(training, ())
+    positions = []
+    for _ in range(training.steps):
+        positions.append(float(recursion.displacement))
+        recursion.step(1.0)
+    weights = impulse_response(training)
+    alphas = np.array(positions) / float(recursion.displacement)
+    return float(np.sum(weights * alphas) / np.sum(weights))

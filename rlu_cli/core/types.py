@@ -1,0 +1,182 @@
+"""What the core takes and gives.
+
+Symbols, as everywhere in this package: N classes, L embedding size, m local steps, B batch size,
+η learning rate, head W (N, L) and b (N,), logits q = W e + b, s = softmax(q), and an update
+Δ = local − global. Arrays are NumPy, float64.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+FloatArray = NDArray[np.float64]
+IntArray = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Head:
+    """A model's output layer: q = W e + b.
+
+    weight : shape (N, L)
+    bias : shape (N,), or None for a head without one
+    """
+
+    weight: FloatArray
+    bias: FloatArray | None
+
+    @property
+    def num_classes(self) -> int:
+        return int(self.weight.shape[0])
+
+    @property
+    def embedding_size(self) -> int:
+        return int(self.weight.shape[1])
+
+
+class HeadUpdate(Head):
+    """ΔW and Δb: local − global, subtracted in float64."""
+
+
+@dataclass(frozen=True)
+class LogitMoments:
+    """Class-conditional mean and covariance of the logits: Σ̄_n = F_nᵀ F_n.
+
+    mean : shape (N, N), mean[n] = μ_n, the mean logits of the samples of class n
+    factor : shape (N, r, N), r ≤ min(max_n K_n, N); rows past a class's own rank are zero
+    counts : shape (N,), samples K_n that each class's moments come from
+    """
+
+    mean: FloatArray
+    factor: FloatArray
+    counts: IntArray
+
+    def covariance(self) -> FloatArray:
+        """The full covariances, shape (N, N, N): N³ numbers, so only when asked."""
+        return np.asarray(np.einsum("nri,nrj->nij", self.factor, self.factor))
+
+
+@dataclass(frozen=True)
+class ModelStatistics:
+    """What one model does with the auxiliary data.
+
+    moments : class-conditional logit moments
+    confidence : shape (N, N), S[n, j] = E[s_j | class n], rows sum to 1
+    standard_error : shape (N, N), Monte Carlo standard error of ``confidence``
+    embedding_mean : shape (N, L), mean embedding of each class
+    accuracy : shape (N,), share of each class's samples that the model gets right
+    """
+
+    moments: LogitMoments
+    confidence: FloatArray
+    standard_error: FloatArray
+    embedding_mean: FloatArray
+    accuracy: FloatArray
+
+    @property
+    def num_classes(self) -> int:
+        return int(self.confidence.shape[0])
+
+    @property
+    def overall_accuracy(self) -> float:
+        counts = self.moments.counts
+        return float(np.sum(self.accuracy * counts) / np.sum(counts))
+
+
+@dataclass(frozen=True)
+class LocalTraining:
+    """How the client trained, as far as the output layer's recursion is concerned.
+
+    steps : m, local optimiser steps
+    batch_size : B, samples a step (the mean-reduced loss divides by it)
+    lr : η of each step, shape (m,), or one number for all steps
+    total : samples seen, m·B unless the last batches were smaller
+    momentum, dampening, nesterov, weight_decay : as in torch.optim.SGD
+    prox : λ of the proximal pull λ (θ − θ_global): FedProx, FedDyn, FedDC
+    scheme : fedavg, fedprox, scaffold, feddyn or feddc
+    """
+
+    steps: int
+    batch_size: int
+    lr: float | tuple[float, ...]
+    total: int | None = None
+    momentum: float = 0.0
+    dampening: float = 0.0
+    nesterov: bool = False
+    weight_decay: float = 0.0
+    prox: float = 0.0
+    scheme: str = "fedavg"
+
+    @property
+    def samples(self) -> int:
+        """How many samples the client saw: what the counts sum to."""
+        return self.steps * self.batch_size if self.total is None else self.total
+
+
+@dataclass(frozen=True)
+class Observation:
+    """All that a recovery method may look at.
+
+    update : ΔW, Δb of the head
+    head : the global model's head
+    training : the client's training values
+    start : statistics of the global model on the auxiliary data
+    end : statistics of the local model, or None where they were not measured
+    constant_gradient : the scheme's constant gradient of the head (Scaffold's c − c_k, FedDyn's and
+        FedDC's linear terms), None where there is none
+    """
+
+    update: HeadUpdate
+    head: Head
+    training: LocalTraining
+    start: ModelStatistics
+    end: ModelStatistics | None = None
+    constant_gradient: Head | None = None
+    samples: int = 10_000
+    search_iterations: int = 0
+    seed: int = 0
+    device: str = "cpu"
+
+
+@dataclass(frozen=True)
+class Note:
+    """A warning: a stable code for programs and a sentence for people."""
+
+    code: str
+    message: str
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A method's answer before rounding.
+
+    proportions : z, shape (N,), on the simplex
+    low, high : bounds of the counts, shape (N,), where the method has an error model
+    """
+
+    proportions: FloatArray
+    diagnostics: dict[str, Any] = field(default_factory=dict)
+    warnings: tuple[Note, ...] = ()
+    low: FloatArray | None = None
+    high: FloatArray | None = None
+
+
+@dataclass(frozen=True)
+class Recovery:
+    """The recovered label counts of one client's round.
+
+    counts : shape (N,), integers that sum to ``total``
+    estimate : shape (N,), the real-valued solution, total·z
+    """
+
+    method: str
+    total: int
+    counts: IntArray
+    estimate: FloatArray
+    low: FloatArray | None
+    high: FloatArray | None
+    diagnostics: dict[str, Any]
+    warnings: tuple[Note, ...]

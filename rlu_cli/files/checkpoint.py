@@ -1,0 +1,158 @@
+"""Reading a checkpoint of any supported kind into one flat dictionary of plain CPU tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rlu_cli.errors import FileError
+from rlu_cli.files.metadata import PREFIX, normalise
+from rlu_cli.files.npz_io import read_npz
+from rlu_cli.files.positional import is_positional
+from rlu_cli.files.refusals import describe_refusal
+from rlu_cli.files.safetensors_io import read_safetensors, resolve_aliases
+from rlu_cli.files.shards import read_sharded
+from rlu_cli.files.sniff import FileKind, sniff
+from rlu_cli.files.state_dict import join_weight_norm, strip_prefixes, unwrap
+from rlu_cli.files.text import names, one_line, size
+from rlu_cli.files.torch_io import read_torch
+from rlu_cli.files.zips import memory_limit
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_FORMATS = {
+    FileKind.SAFETENSORS: "safetensors",
+    FileKind.SAFETENSORS_INDEX: "sharded",
+    FileKind.TORCH_ZIP: "torch-zip",
+    FileKind.TORCH_LEGACY: "torch-legacy",
+    FileKind.NPZ: "npz",
+}
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """One model's tensors, as read from a file."""
+
+    path: Path
+    format: str
+    """``safetensors``, ``sharded``, ``torch-zip``, ``torch-legacy`` or ``npz``."""
+    tensors: dict[str, Tensor]
+    """On the CPU, detached, by name, in the file's order."""
+    metadata: dict[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    """What was unwrapped, stripped, joined or ignored."""
+    prefix: str = ""
+    """What was stripped from the front of every name."""
+
+    @property
+    def positional(self) -> bool:
+        """Whether the tensors have no names but ``arr_0``, ``arr_1``, … (see ``name_positional``)."""
+        return is_positional(self.tensors)
+
+
+def _raw(path: Path, kind: FileKind) -> tuple[Any, dict[str, str], list[str]]:
+    """What the file holds, before any unwrapping, with its metadata and notes."""
+    if kind is FileKind.SAFETENSORS or kind is FileKind.SAFETENSORS_INDEX:
+        read = read_safetensors if kind is FileKind.SAFETENSORS else read_sharded
+        tensors, metadata = read(path)
+        return tensors, metadata, resolve_aliases(tensors, metadata)
+    if kind is FileKind.NPZ:
+        arrays, notes = read_npz(path)
+        return arrays, {}, notes
+    obj = read_torch(path, is_zip=kind is FileKind.TORCH_ZIP)
+    return obj, _annotations(path, obj), []
+
+
+def _annotations(path: Path, obj: object) -> dict[str, str]:
+    """``fl.*`` entries at the top of a torch checkpoint, as metadata."""
+    if not isinstance(obj, Mapping):
+        return {}
+    simple = (str, int, float, list)
+    found = {
+        k: v for k, v in obj.items() if isinstance(k, str) and k.startswith(PREFIX) and isinstance(v, simple)
+    }
+    try:
+        return normalise(found)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise FileError(f"{path}: its {PREFIX}* entries aren't plain values ({one_line(error)}).") from error
+
+
+def _plain(path: Path, name: str, tensor: Tensor) -> Tensor:
+    """A detached, dense tensor that has its data; a view far larger than its data is refused."""
+    import torch
+
+    tensor = tensor.detach()
+    if tensor.is_quantized:
+        tensor = tensor.dequantize()
+    if tensor.layout != torch.strided or tensor.is_nested:
+        raise FileError(f"{path}: {name} is a sparse or nested tensor; save it dense.")
+    if tensor.device.type != "cpu":
+        raise FileError(
+            f"{path}: {name} has no data (device {tensor.device.type}); save it from a loaded model."
+        )
+    return tensor
+
+
+def _plain_tensors(path: Path, found: Mapping[Any, Any]) -> tuple[dict[str, Tensor], list[str]]:
+    import torch
+
+    tensors: dict[str, Tensor] = {}
+    ignored: list[str] = []
+    for key, value in found.items():
+        if isinstance(value, torch.Tensor) and isinstance(key, str) and key:
+            tensors[key] = _plain(path, one_line(key, 80), value)
+        elif not (isinstance(key, str) and key.startswith(PREFIX)):
+            ignored.append(str(key))
+    if not tensors:
+        raise FileError(
+            f"expected a dictionary of tensors, found the keys {names(found, 12)} and no named tensors."
+        )
+    total = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+    stored = sum(
+        {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors.values()}.values()
+    )
+    if total > memory_limit(stored):
+        raise FileError(
+            f"{path}: refused, since {size(stored)} of data claim to be {size(total)} of tensors."
+        )
+    return tensors, [f"ignored entries that aren't tensors: {names(ignored)}"] if ignored else []
+
+
+def read_checkpoint(path: Path | str, *, key: str | None = None, join_norm: bool = True) -> Checkpoint:
+    """Read a checkpoint, whatever its suffix says, without ever running code from it.
+
+    Args:
+        path: A safetensors file, index of a sharded checkpoint, torch checkpoint or NumPy archive.
+        key: Where in a nested checkpoint the weights lie, such as ``state_dict_ema`` or ``server.model``.
+        join_norm: Whether to join weight-norm pairs; turn it off for a file that holds an update.
+
+    Raises:
+        FileError: Missing, damaged, of another kind, unsafe, or without tensors.
+    """
+    path = Path(path)
+    kind = sniff(path)
+    if kind not in _FORMATS:
+        raise FileError(describe_refusal(kind, path))
+    obj, metadata, notes = _raw(path, kind)
+    try:
+        found, unwrapped = unwrap(obj, key)
+        tensors, ignored = _plain_tensors(path, found)
+    except FileError as error:
+        message = str(error)
+        raise FileError(message if message.startswith(str(path)) else f"{path}: {message}") from error
+    notes += unwrapped + ignored
+    prefix = ""
+    if not is_positional(tensors):
+        before = len(tensors)
+        tensors, prefix = strip_prefixes(tensors)
+        if prefix:
+            notes.append(
+                f"stripped the prefix {prefix!r}" + (", dropped n_averaged" if len(tensors) < before else "")
+            )
+        if join_norm:
+            tensors, joined = join_weight_norm(tensors)
+            notes += joined
+    return Checkpoint(path, _FORMATS[kind], tensors, metadata, tuple(notes), prefix)

@@ -1,0 +1,143 @@
+"""All auxiliary images, decoded once into one uint8 tensor."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rlu_cli.errors import MismatchError, UsageError
+from rlu_cli.images.decode import decode_pixels, stored_size, strict_pillow
+from rlu_cli.images.folder import ClassFolder
+
+if TYPE_CHECKING:
+    import torch
+
+CHUNK = 16
+"""Files per task: small, so that an interrupt is obeyed at once."""
+
+MANY = 64
+"""From this many files on, threads are worth starting."""
+
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, eq=False)
+class ImageSet:
+    """Decoded images with their class indices, class by class."""
+
+    pixels: torch.Tensor
+    """uint8 (M, C, H, W)"""
+    labels: torch.Tensor
+    """int64 (M,)"""
+    names: tuple[str, ...]
+    """Class names by output index."""
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """Images per class."""
+        return tuple(self.labels.bincount(minlength=len(self.names)).tolist())
+
+
+def load_images(
+    folder: ClassFolder,
+    *,
+    channels: int,
+    size: tuple[int, int] | None,
+    per_class: int | None = None,
+    seed: int = 0,
+    workers: int = 0,
+    progress: Progress | None = None,
+) -> ImageSet:
+    """Decode the images of `folder`, at most `per_class` of each class, drawn by `seed`.
+
+    `size` is (H, W); None takes the images' own, which then must be the same for all. `workers` is the
+    number of decoding threads, 0 for as many as are useful; it never changes the result.
+    `progress(done, total)` is called in the calling thread.
+    """
+    import torch
+
+    if per_class is not None and per_class < 1:
+        raise UsageError(f"expected at least 1 image per class, got {per_class}")
+    if size is not None and min(size) < 1:
+        raise UsageError(f"expected an image size of at least 1x1, got {size[0]}x{size[1]}")
+    chosen = [
+        _choose(name, files, per_class, seed) for name, files in zip(folder.names, folder.files, strict=True)
+    ]
+    files = [path for group in chosen for path in group]
+    height, width = size if size is not None else stored_size(files[0])
+    labels = torch.repeat_interleave(
+        torch.arange(len(chosen)), torch.tensor([len(group) for group in chosen], dtype=torch.int64)
+    )
+    pixels = _allocate((len(files), channels, height, width))
+    view = pixels.numpy()
+
+    def decode(start: int) -> int:
+        stop = min(start + CHUNK, len(files))
+        for index in range(start, stop):
+            image = decode_pixels(files[index], channels=channels, size=size)
+            if image.shape[:2] != (height, width):
+                raise MismatchError(
+                    f"expected images of one size, but {files[0]} is {height}x{width} and {files[index]} is "
+                    f"{image.shape[0]}x{image.shape[1]} (height x width): pass --image-size with the size "
+                    "that the client trained on"
+                )
+            view[index] = image.transpose(2, 0, 1)
+        return stop
+
+    with strict_pillow():
+        _run(decode, range(0, len(files), CHUNK), len(files), workers, progress)
+    return ImageSet(pixels=pixels, labels=labels, names=folder.names)
+
+
+def native_size(folder: ClassFolder) -> tuple[int, int]:
+    """(H, W) of the first image, as stored."""
+    return stored_size(folder.files[0][0])
+
+
+def _choose(name: str, files: Sequence[Path], per_class: int | None, seed: int) -> Sequence[Path]:
+    """At most `per_class` of the files, in their order; the draw depends on seed and class name only."""
+    if per_class is None or len(files) <= per_class:
+        return files
+    draw = random.Random(f"{seed}/{name}".encode("utf-8", "surrogateescape"))
+    return [files[index] for index in sorted(draw.sample(range(len(files)), per_class))]
+
+
+def _allocate(shape: tuple[int, int, int, int]) -> torch.Tensor:
+    import torch
+
+    try:
+        return torch.empty(shape, dtype=torch.uint8)
+    except RuntimeError as error:
+        count, channels, height, width = shape
+        gigabytes = count * channels * height * width / 1e9
+        raise UsageError(
+            f"{count} images of {channels}x{height}x{width} need {gigabytes:.1f} GB, more than there is: "
+            "use fewer images per class or a smaller --image-size"
+        ) from error
+
+
+def _run(
+    task: Callable[[int], int], starts: range, total: int, workers: int, progress: Progress | None
+) -> None:
+    """Run `task` on every start, in order or in threads; the first failure in order is the one raised."""
+    if workers == 0:
+        workers = min(8, os.cpu_count() or 1) if total >= MANY else 1
+    if workers <= 1:
+        for start in starts:
+            done = task(start)
+            if progress is not None:
+                progress(done, total)
+        return
+    executor = ThreadPoolExecutor(max_workers=workers, thread_name_prefix="rlu-decode")
+    try:
+        for done in executor.map(task, starts):
+            if progress is not None:
+                progress(done, total)
+    finally:
+        # On failure or Ctrl-C: drop what has not started, wait only for the few chunks in flight.
+        executor.shutdown(wait=True, cancel_futures=True)

@@ -1,0 +1,1 @@
+"""Federated training with known labels: partitions, local training, archives."""

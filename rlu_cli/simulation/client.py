@@ -1,0 +1,78 @@
+"""One client's local training, by torch's own optimiser."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from rlu_cli.core.schemes import step_rates
+from rlu_cli.core.types import IntArray, LocalTraining
+
+Batch = tuple[Tensor, Tensor]
+
+
+def local_training(
+    model: nn.Module,
+    batches: Iterable[Batch],
+    training: LocalTraining,
+    *,
+    constant: Mapping[str, Tensor] | None = None,
+) -> None:
+    """Train ``model`` in place, one optimiser step a batch, with mean cross-entropy.
+
+        θ ← optimiser step along  ∇L_ce(batch) + λ (θ − θ_global) + k
+
+    λ = ``training.prox`` is the proximal pull of FedProx, FedDyn and FedDC; ``constant`` is k by
+    parameter name: Scaffold's c − c_k, FedDyn's −∇L_k, FedDC's λ d_k + (Δ_k − Δ)/(η m). Everything else
+    is torch.optim.SGD.
+
+    Parameters
+    ----------
+    batches : images (B, C, H, W) float32 and labels (B,) int64; one is used a step
+    """
+    model.train()
+    names, parameters = zip(*model.named_parameters(), strict=True)
+    rates = step_rates(training)
+    optimizer = torch.optim.SGD(
+        parameters,
+        lr=float(rates[0]),
+        momentum=training.momentum,
+        dampening=training.dampening,
+        nesterov=training.nesterov,
+        weight_decay=training.weight_decay,
+    )
+    anchors = [p.detach().clone() for p in parameters] if training.prox else None
+    constants = [constant[name] for name in names] if constant else None
+    loss_function = nn.CrossEntropyLoss()
+    for rate, (images, labels) in zip(rates, batches, strict=True):
+        optimizer.param_groups[0]["lr"] = float(rate)
+        optimizer.zero_grad(set_to_none=True)
+        loss_function(model(images), labels).backward()
+        with torch.no_grad():
+            grads = [p.grad for p in parameters]
+            if anchors is not None:
+                torch._foreach_add_(grads, torch._foreach_sub(parameters, anchors), alpha=training.prox)
+            if constants is not None:
+                torch._foreach_add_(grads, constants)
+        optimizer.step()
+
+
+def step_indices(
+    indices: IntArray, steps: int, batch_size: int, *, rng: np.random.Generator
+) -> Iterator[IntArray]:
+    """Which samples each step sees: reshuffled passes over the client's data, in full batches.
+
+    A pass that ends in the middle of a batch goes on with the next one, so each step sees exactly
+    ``batch_size`` samples, repeated if the client has fewer.
+    """
+    if len(indices) == 0:
+        raise ValueError("expected a client with at least one sample")
+    pool = np.empty(0, dtype=np.int64)
+    for _ in range(steps):
+        while len(pool) < batch_size:
+            pool = np.concatenate((pool, rng.permutation(indices)))
+        yield pool[:batch_size]
+        pool = pool[batch_size:]
