@@ -22,7 +22,7 @@ from torch import nn
 from rlu_cli.core.types import IntArray, LocalTraining
 from rlu_cli.files.atomic import write_text
 from rlu_cli.files.safetensors_io import save_safetensors
-from rlu_cli.images.idx import read_idx
+from rlu_cli.images.datasets.idx import read_idx
 from rlu_cli.images.normalize import parse_normalization
 from rlu_cli.models import LeNet5
 from rlu_cli.simulation.client import local_training, step_indices

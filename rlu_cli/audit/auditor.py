@@ -13,6 +13,7 @@ from torch import Tensor
 from rlu_cli.audit.annotations import Annotations, image_size, name_list, sidecar_of, text, whole
 from rlu_cli.audit.auxiliary import Auxiliary, load_auxiliary, scan_auxiliary
 from rlu_cli.audit.devices import choose_device
+from rlu_cli.audit.history import History, constant_gradient
 from rlu_cli.audit.network import (
     Network,
     build_network,
@@ -21,7 +22,7 @@ from rlu_cli.audit.network import (
     choose_spec,
     read_head,
 )
-from rlu_cli.audit.options import ModelOptions, RunOptions, TrainingOptions
+from rlu_cli.audit.options import HistoryOptions, ModelOptions, RunOptions, TrainingOptions
 from rlu_cli.audit.probe import probe
 from rlu_cli.audit.progress import Reporter, silent
 from rlu_cli.audit.statistics_file import StoredStatistics, read_statistics
@@ -29,7 +30,8 @@ from rlu_cli.audit.training import TrainingRecord, resolve_training
 from rlu_cli.core.methods import get_method
 from rlu_cli.core.moments import model_statistics
 from rlu_cli.core.recover import head_update, recover_labels
-from rlu_cli.core.types import Head, ModelStatistics, Note, Observation, Recovery
+from rlu_cli.core.types import Head, LocalTraining, ModelStatistics, Note, Observation, Recovery
+from rlu_cli.core.variates import STATEFUL
 from rlu_cli.errors import MismatchError, UsageError
 from rlu_cli.files.checkpoint import Checkpoint, read_checkpoint
 from rlu_cli.files.hashing import sha256_file
@@ -47,6 +49,7 @@ class ClientRound:
     sha256: str
     training: TrainingRecord
     recoveries: tuple[Recovery, ...]
+    notes: tuple[Note, ...]
 
 
 class Auditor:
@@ -187,8 +190,8 @@ class Auditor:
 
     @property
     def names(self) -> Sequence[str]:
-        """Class names by output index."""
-        if self.class_names is not None:
+        """Class names by output index: the checkpoint's, unless --class-order overrules its mapping."""
+        if self.class_names is not None and self.options.class_order is None:
             return self.class_names
         return self.folder.names if self.stored is None else self.stored.about["class_names"]
 
@@ -249,7 +252,13 @@ class Auditor:
 
     # What one client did.
 
-    def recover(self, local: Checkpoint, options: TrainingOptions, methods: Sequence[str]) -> ClientRound:
+    def recover(
+        self,
+        local: Checkpoint,
+        options: TrainingOptions,
+        methods: Sequence[str],
+        history: HistoryOptions | None = None,
+    ) -> ClientRound:
         """Recover one client's label counts by each of ``methods``.
 
         Raises
@@ -267,6 +276,9 @@ class Auditor:
         tensors = self._tensors(local)
         check_same_network(self._tensors(self.reference), tensors, where=(self.reference.path, local.path))
         update = head_update(read_head(tensors, self.head_name, where=str(local.path)), self.head)
+        constant, notes = self._constant_gradient(
+            local, record.training, annotations, options, history or HistoryOptions()
+        )
         start = self.statistics
         end = None
         if needs_end:
@@ -278,13 +290,34 @@ class Auditor:
             training=record.training,
             start=start,
             end=end,
+            constant_gradient=constant,
             samples=self.run.samples,
             search_iterations=self.run.search_iterations,
             seed=self.run.seed,
             device=self.run.device,
         )
         recoveries = tuple(recover_labels(observation, method=method.name) for method in chosen)
-        return ClientRound(local.path, sha256_file(local.path), record, recoveries)
+        return ClientRound(local.path, sha256_file(local.path), record, recoveries, tuple(notes))
+
+    def _constant_gradient(
+        self,
+        local: Checkpoint,
+        training: LocalTraining,
+        annotations: Annotations,
+        options: TrainingOptions,
+        archived: HistoryOptions,
+    ) -> tuple[Head | None, list[Note]]:
+        """What the scheme adds to every gradient of the head, None where it adds nothing."""
+        if training.scheme not in STATEFUL:
+            return None, []
+        return constant_gradient(
+            History(self._tensors, self.head_name, options),
+            self.head,
+            training,
+            client=local.path.stem,
+            archived=archived,
+            annotations=annotations,
+        )
 
     def _check_metadata(self, metadata: Mapping[str, str]) -> None:
         """All clients of one call share the network that the first one's metadata described."""

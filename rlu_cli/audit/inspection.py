@@ -39,7 +39,7 @@ def inspection_document(path: Path) -> dict[str, Any]:
         "arch": None if spec is None else str(spec),
         "head": None if name is None else _describe(name, checkpoint.tensors),
         "head_candidates": candidates,
-        "metadata": checkpoint.metadata,
+        "metadata": dict(sorted(checkpoint.metadata.items())),  # safetensors hands them out in any order
         "notes": list(checkpoint.notes),
     }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 
@@ -19,14 +20,14 @@ class ModelOptions:
 
 
 @dataclass(frozen=True)
-class TrainingOptions:
-    """How the client trained (the flags of the same names; ``lr`` may list one rate a step)."""
+class StepOptions:
+    """How a client trains (the flags of the same names; ``lr`` may list one rate a step)."""
 
     lr: str | None = None
+    lr_decay: float | None = None
     batch_size: int | None = None
     steps: int | None = None
     epochs: int | None = None
-    dataset_size: int | None = None
     scheme: str | None = None
     lambda_: float | None = None
     optimizer: str | None = None
@@ -34,6 +35,41 @@ class TrainingOptions:
     dampening: float | None = None
     nesterov: bool | None = None
     weight_decay: float | None = None
+
+
+@dataclass(frozen=True)
+class TrainingOptions(StepOptions):
+    """How a client trained that is audited."""
+
+    dataset_size: int | None = None
+
+
+@dataclass(frozen=True)
+class HistoryOptions:
+    """What is archived of earlier rounds (Scaffold, FedDyn, FedDC)."""
+
+    history: list[Path] | None = None
+    server_control: Path | None = None
+    client_control: Path | None = None
+    round: int | None = None
+    participation: float | None = None
+
+
+@dataclass(frozen=True)
+class SimulationOptions:
+    """Who trains on what, for how long (the flags of the same names)."""
+
+    clients: int = 10
+    alpha: float = 0.5
+    participation: float = 1.0
+    rounds: int = 10
+    averaging: Literal["size", "uniform"] = "size"
+    aux_per_class: int = 100
+    test_size: int = 1000
+    clip: float | None = None
+    noise_std: float = 0.0
+    top_k: float = 1.0
+    quantize: int | None = None
 
 
 @dataclass(frozen=True)

@@ -45,7 +45,7 @@ def recovery_document(auditor: Auditor, client: ClientRound, recovery: Recovery)
         "counts": recovery.counts.tolist(),
         "classes": _classes(auditor.names, recovery),
         "diagnostics": recovery.diagnostics,
-        "warnings": warning_list((*auditor.notes, *recovery.warnings)),
+        "warnings": client_warnings(auditor, client, recovery),
     }
 
 
@@ -116,6 +116,11 @@ def model_document(about: dict[str, Any]) -> dict[str, Any]:
     keys = ("arch", "num_classes", "embedding_size", "head")
     more = ("image_size", "channels", "normalize", "batch_norm", "class_order")
     return {key: about[key] for key in (*keys, *more)}
+
+
+def client_warnings(auditor: Auditor, client: ClientRound, recovery: Recovery) -> list[dict[str, str]]:
+    """All that is to be said of one recovery: of the global model, the client and the method."""
+    return warning_list((*auditor.notes, *client.notes, *recovery.warnings))
 
 
 def warning_list(notes: Sequence[Note]) -> list[dict[str, str]]:

@@ -24,6 +24,20 @@ _TENSORS = (
     "embedding_mean",
     "accuracy",
 )
+_ABOUT = (
+    "global_sha256",
+    "arch",
+    "head",
+    "num_classes",
+    "embedding_size",
+    "image_size",
+    "channels",
+    "normalize",
+    "batch_norm",
+    "class_order",
+    "class_names",
+    "aux",
+)
 
 
 @dataclass(frozen=True)
@@ -96,4 +110,6 @@ def _about(text: str | None) -> dict[str, Any] | None:
         about = json.loads(text or "")
     except ValueError:
         return None
-    return about if isinstance(about, dict) else None
+    if not isinstance(about, dict) or any(name not in about for name in _ABOUT):
+        return None
+    return about

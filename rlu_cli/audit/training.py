@@ -26,7 +26,6 @@ class TrainingRecord:
     training: LocalTraining
     values: dict[str, Any]
     sources: dict[str, str]
-    round: int | None
 
 
 def resolve_training(options: TrainingOptions, annotations: Annotations) -> TrainingRecord:
@@ -55,6 +54,7 @@ def resolve_training(options: TrainingOptions, annotations: Annotations) -> Trai
         epochs = None  # the flag outranks what a file says of epochs
     if options.epochs is not None and options.steps is None:
         steps = None
+        annotations.sources.pop("steps", None)
     counted = steps is not None or (epochs is not None and dataset_size is not None)
     missing = [
         what
@@ -85,7 +85,7 @@ def resolve_training(options: TrainingOptions, annotations: Annotations) -> Trai
     training = LocalTraining(
         steps=steps,
         batch_size=batch_size,
-        lr=lr[0] if len(set(lr)) == 1 else lr,
+        lr=_rates(lr, get("lr_decay", options.lr_decay, number), steps),
         total=total,
         momentum=get("momentum", options.momentum, number) or 0.0,
         dampening=get("dampening", options.dampening, number) or 0.0,
@@ -112,7 +112,19 @@ def resolve_training(options: TrainingOptions, annotations: Annotations) -> Trai
     sources = {name: annotations.sources.get(name, "default") for name in values if values[name] is not None}
     if steps is not None and "steps" not in annotations.sources:
         sources["steps"] = annotations.sources["epochs"]
-    return TrainingRecord(training, values, sources, get("round", None, whole))
+    return TrainingRecord(training, values, sources)
+
+
+def _rates(lr: tuple[float, ...], decay: float | None, steps: int) -> float | tuple[float, ...]:
+    """η_τ of every step: as listed, or η·decay^(τ−1)."""
+    if decay is not None and decay != 1.0:
+        if len(lr) != 1 or not 0 < decay <= 1:
+            raise UsageError(
+                f"expected a decay in (0, 1] of a single learning rate, found {decay} of {len(lr)}: correct "
+                "--lr-decay or --lr"
+            )
+        return tuple(lr[0] * decay**step for step in range(steps))
+    return lr[0] if len(set(lr)) == 1 else lr
 
 
 def _steps_and_total(

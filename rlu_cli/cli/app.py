@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -14,7 +12,11 @@ from rlu_cli.cli.evaluate import evaluate
 from rlu_cli.cli.inspect import inspect
 from rlu_cli.cli.options import show_version
 from rlu_cli.cli.recover import recover
+from rlu_cli.cli.simulate import simulate
 from rlu_cli.errors import ExitCode, RluError
+
+_UsageError: type[Exception] = typer.BadParameter.__mro__[1]
+"""What typer raises for a wrong command line; it exports only this subclass."""
 
 app = typer.Typer(
     name="rlu",
@@ -29,6 +31,7 @@ for _name, _command in (
     ("recover", recover),
     ("evaluate", evaluate),
     ("inspect", inspect),
+    ("simulate", simulate),
 ):
     app.command(_name, no_args_is_help=True)(_command)
 
@@ -50,19 +53,25 @@ def run(arguments: Sequence[str]) -> int:
     """Run the command line and return its exit code; no exception leaves it but Ctrl-C."""
     from rlu_cli.cli.console import print_error
 
-    tracebacks = "-vv" in arguments or arguments.count("-v") + arguments.count("--verbose") > 1
+    stated = [argument for argument in arguments if argument.startswith(("-v", "--verb"))]
+    tracebacks = len(stated) > 1 or any(argument.startswith("-vv") for argument in stated)
     try:
-        app(args=list(arguments), prog_name="rlu", standalone_mode=True)
+        code = app(args=list(arguments), prog_name="rlu", standalone_mode=False)
+        return code if isinstance(code, int) else int(ExitCode.OK)
     except SystemExit as ending:
+        if isinstance(ending.__context__, BrokenPipeError):
+            return int(ExitCode.OK)  # the reader has left (| head): typer ends with 1, yet nothing failed
         return ending.code if isinstance(ending.code, int) else int(ending.code is not None)
+    except _UsageError as error:
+        if type(error).show is not _UsageError.show:  # type: ignore[attr-defined]
+            error.show()  # type: ignore[attr-defined]  # no arguments at all: the help
+        else:
+            print_error(_usage_message(error))
+        return int(ExitCode.USAGE)
     except RluError as error:
         _traceback(tracebacks)
         print_error(str(error))
         return int(error.exit_code)
-    except BrokenPipeError:
-        # The reader has left; so do we, without Python's complaint about an unflushed stdout.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return int(ExitCode.OK)
     except Exception as error:  # noqa: BLE001  (the last resort: a fault of ours, said plainly)
         _traceback(tracebacks)
         print_error(
@@ -70,7 +79,13 @@ def run(arguments: Sequence[str]) -> int:
             "Run again with -vv and report what it prints"
         )
         return int(ExitCode.BUG)
-    return int(ExitCode.OK)
+
+
+def _usage_message(error: Any) -> str:
+    """What typer says is wrong with the command line, in one line, and where its help is."""
+    command = error.ctx.command_path if error.ctx is not None else "rlu"
+    message = error.format_message().strip().removesuffix(".")
+    return f"{message}{' See' if message.endswith('?') else '; see'} {command} --help"
 
 
 def _traceback(wanted: bool) -> None:

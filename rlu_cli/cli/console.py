@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +11,7 @@ from rlu_cli.audit.progress import Reporter, Update, silent
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.progress import Progress
 
 
 class Terminal:
@@ -37,6 +38,11 @@ class Terminal:
             return
         for warning in warnings:
             _say(f"warning [{warning['code']}]: {warning['message']}")
+
+    def say(self, text: str) -> None:
+        """One line of information."""
+        if not self.quiet:
+            _say(text)
 
     def table(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         """A table: two columns of text, then numbers, and text again under an empty heading."""
@@ -88,6 +94,31 @@ def evaluation_table(terminal: Terminal, document: dict[str, Any]) -> None:
     terminal.table(title, ("method", "", "cAcc", "iAcc", "exact counts", "total variation"), rows)
 
 
+def archive_table(terminal: Terminal, document: dict[str, Any]) -> None:
+    """Mean and spread by round and method."""
+
+    def spread(entry: dict[str, Any], key: str) -> str:
+        sd = entry[key]["sd"]
+        return f"{entry[key]['mean']:.3f}" + ("" if sd is None else f" ± {sd:.3f}")
+
+    rows = [
+        [
+            str(entry["round"]),
+            entry["method"],
+            f"{entry['model_accuracy']:.1%}",
+            str(entry["clients"]),
+            *(spread(entry, key) for key in ("cAcc", "iAcc", "exact_counts", "total_variation")),
+        ]
+        for entry in document["summary"]
+    ]
+    columns = ("round", "method", "model", "n", "cAcc", "iAcc", "exact", "TV")
+    terminal.table(
+        f"{document['archive']}: mean ± standard deviation over n clients; TV is the total variation",
+        columns,
+        rows,
+    )
+
+
 def print_error(message: str) -> None:
     """One error, on stderr."""
     _say(f"error: {message}")
@@ -113,14 +144,33 @@ def _console() -> Console:
 
 
 @contextmanager
-def _progress_bar(description: str) -> Iterator[Update]:
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+def round_progress(terminal: Terminal, rounds: int) -> Iterator[Callable[[int, float], None]]:
+    """A bar over the rounds of a simulation that shows the accuracy and the time left."""
+    if not terminal.interactive:
+        yield lambda number, accuracy: None
+        return
+    with _progress() as progress:
+        task = progress.add_task("simulating", total=rounds)
 
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=_console(), transient=True) as progress:
+        def advance(number: int, accuracy: float) -> None:
+            progress.update(task, completed=number, description=f"round {number}, accuracy {accuracy:.1%}")
+
+        yield advance
+
+
+@contextmanager
+def _progress_bar(description: str) -> Iterator[Update]:
+    with _progress() as progress:
         task = progress.add_task(description, total=None)
 
         def update(done: int, total: int) -> None:
             progress.update(task, completed=done, total=total)
 
         yield update
+
+
+def _progress() -> Progress:
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    return Progress(*columns, console=_console(), transient=True)

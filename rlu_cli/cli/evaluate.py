@@ -8,28 +8,35 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rlu_cli.audit.options import ModelOptions, RunOptions, TrainingOptions
+from rlu_cli.audit.options import HistoryOptions, ModelOptions, RunOptions, TrainingOptions
 from rlu_cli.cli.options import AuxPath, OutputOptions, StatsPath, with_options
 from rlu_cli.errors import FileError, MismatchError, UsageError
 
 if TYPE_CHECKING:
+    from rlu_cli.cli.console import Terminal
     from rlu_cli.core.types import IntArray
 
 Recovered = tuple[str, "IntArray", Sequence[dict[str, str]]]
 
 
-@with_options(model=ModelOptions, training=TrainingOptions, run=RunOptions, out=OutputOptions)
+@with_options(
+    model=ModelOptions, training=TrainingOptions, history=HistoryOptions, run=RunOptions, out=OutputOptions
+)
 def evaluate(
     *,
     truth: Annotated[
-        Path,
+        Path | None,
         typer.Option(
             metavar="FILE",
             help='What the client trained on: {"counts": […]}, {"labels": […]} or {"steps": [[…], …]}.',
         ),
-    ],
+    ] = None,
     result: Annotated[
         Path | None, typer.Option(metavar="FILE", help="A saved result of recover, instead of a round.")
+    ] = None,
+    archive: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="A whole archive with its truth, as simulate writes it."),
     ] = None,
     global_: Annotated[
         Path | None,
@@ -44,77 +51,135 @@ def evaluate(
     method: Annotated[list[str] | None, typer.Option(help="auto, rlu or random; may be repeated.")] = None,
     model: ModelOptions,
     training: TrainingOptions,
+    history: HistoryOptions,
     run: RunOptions,
     out: OutputOptions,
 ) -> None:
     """Score recovered counts against the truth.
 
+    \b
     rlu evaluate --global g.safetensors --local k.safetensors --aux ./aux --truth labels.json
     rlu evaluate --result recovered.json --truth labels.json
+    rlu evaluate --archive ./archive
 
     cAcc and iAcc are the paper's; the share of exact counts, the total variation and a uniform guess's
     scores stand beside them, since iAcc alone flatters.
     """
-    from rlu_cli.audit.report import dumps, evaluation_document
-    from rlu_cli.cli.console import Terminal, evaluation_table
+    from rlu_cli.audit.report import client_warnings, dumps
+    from rlu_cli.cli.console import Terminal
     from rlu_cli.cli.output import open_output
-    from rlu_cli.files.truth import read_truth
+    from rlu_cli.cli.session import open_round
 
     terminal = Terminal(quiet=out.quiet, verbose=out.verbose)
+    methods = method or ["auto"]
+    form = _form(archive=archive, result=result, reference=global_, local=local)
+    if form == "archive":
+        _refuse("--archive", truth=truth, stats=stats, history=history.history)
+    elif truth is None:
+        raise UsageError("expected what the client trained on, found nothing: pass --truth FILE")
     with open_output(out.output) as write:
-        if result is not None:
-            if global_ or local or stats or method:
-                raise UsageError(
-                    "expected either --result or a round (--global, --local), found both: leave one out"
-                )
-            client, names, recovered = _saved_result(result)
-        elif global_ is not None and local is not None:
-            client = local.stem
-            names, recovered = _recovered_round(
-                global_, local, aux, stats, model, training, run, method or ["auto"], terminal
-            )
+        if archive is not None:
+            document = _evaluate_archive(archive, methods, aux, model, training, run, terminal)
+        elif result is not None:
+            _refuse("--result", aux=aux, stats=stats, method=method)
+            document = _evaluate_counts(*_saved_result(result), truth, terminal)
         else:
-            raise UsageError(
-                "expected what to score, found nothing: pass --global and --local with --aux, or --result"
+            assert global_ is not None and local is not None
+            auditor, checkpoints = open_round(
+                global_, [local], aux=aux, stats=stats, model=model, run=run, reporter=terminal.reporter
             )
-        known = read_truth(truth, num_classes=len(names), class_names=names, client=client)
-        claimed = {int(counts.sum()) for _, counts, _ in recovered}
-        if claimed != {int(known.sum())}:
-            raise MismatchError(
-                f"expected a truth of {', '.join(map(str, sorted(claimed)))} samples, as recovered, found "
-                f"{int(known.sum())} in {truth}: it is of another client, or --steps, --batch-size or "
-                "--dataset-size is wrong"
-            )
-        document = evaluation_document(known, recovered, names)
-        evaluation_table(terminal, document)
-        for entry in document["results"]:
-            terminal.warn(entry["warnings"])
+            client = auditor.recover(next(checkpoints), training, methods, history)
+            recovered = [
+                (found.method, found.counts, client_warnings(auditor, client, found))
+                for found in client.recoveries
+            ]
+            document = _evaluate_counts(local.stem, auditor.names, recovered, truth, terminal)
         write(dumps(document, indent=2))
 
 
-def _recovered_round(
-    reference: Path,
-    local: Path,
+def _form(*, archive: Path | None, result: Path | None, reference: Path | None, local: Path | None) -> str:
+    """Which of the three ways of asking this is.
+
+    Raises
+    ------
+    UsageError
+        None of them, or more than one.
+    """
+    given = {"archive": archive, "result": result, "round": reference or local}
+    forms = [name for name, value in given.items() if value is not None]
+    if len(forms) != 1 or (forms == ["round"] and (reference is None or local is None)):
+        found = "nothing of the kind" if not forms else f"--{' and --'.join(forms)}"
+        if "round" in forms:
+            found = "not exactly one of these"
+        raise UsageError(
+            "expected what to score: --global and --local with --aux, or --result, or --archive; found "
+            f"{found}"
+        )
+    return forms[0]
+
+
+def _refuse(form: str, **options: object) -> None:
+    """Refuse options that the chosen form would ignore."""
+    given = [name for name, value in options.items() if value is not None]
+    if given:
+        raise UsageError(f"expected no --{given[0]} with {form}, which has its own: leave it out")
+
+
+def _evaluate_counts(
+    client: str,
+    names: Sequence[str],
+    recovered: Sequence[Recovered],
+    truth: Path | None,
+    terminal: Terminal,
+) -> dict[str, Any]:
+    """Score counts against a truth file.
+
+    Raises
+    ------
+    MismatchError
+        The truth has another total.
+    """
+    from rlu_cli.audit.report import evaluation_document
+    from rlu_cli.cli.console import evaluation_table
+    from rlu_cli.files.truth import read_truth
+
+    assert truth is not None
+    known = read_truth(truth, num_classes=len(names), class_names=names, client=client)
+    claimed = {int(counts.sum()) for _, counts, _ in recovered}
+    if claimed != {int(known.sum())}:
+        raise MismatchError(
+            f"expected a truth of {', '.join(map(str, sorted(claimed)))} samples, as recovered, found "
+            f"{int(known.sum())} in {truth}: it is of another client, or --steps, --batch-size or "
+            "--dataset-size is wrong"
+        )
+    document = evaluation_document(known, recovered, names)
+    evaluation_table(terminal, document)
+    for entry in document["results"]:
+        terminal.warn(entry["warnings"])
+    return document
+
+
+def _evaluate_archive(
+    root: Path,
+    methods: Sequence[str],
     aux: Path | None,
-    stats: Path | None,
     model: ModelOptions,
     training: TrainingOptions,
     run: RunOptions,
-    methods: Sequence[str],
-    terminal: Any,
-) -> tuple[Sequence[str], list[Recovered]]:
-    """Class names, and what each method recovers of the round."""
-    from rlu_cli.audit.report import warning_list
-    from rlu_cli.cli.session import open_round
+    terminal: Terminal,
+) -> dict[str, Any]:
+    """Score every client of an archive."""
+    from rlu_cli.audit.archive_evaluation import archive_document, evaluate_archive
+    from rlu_cli.cli.console import archive_table
 
-    auditor, checkpoints = open_round(
-        reference, [local], aux=aux, stats=stats, model=model, run=run, reporter=terminal.reporter
+    pairs = list(
+        evaluate_archive(
+            root, methods, aux=aux, model=model, training=training, run=run, reporter=terminal.reporter
+        )
     )
-    client = auditor.recover(next(checkpoints), training, methods)
-    return auditor.names, [
-        (found.method, found.counts, warning_list((*auditor.notes, *found.warnings)))
-        for found in client.recoveries
-    ]
+    document = archive_document(root, pairs)
+    archive_table(terminal, document)
+    return document
 
 
 def _saved_result(path: Path) -> tuple[str, Sequence[str], list[Recovered]]:

@@ -15,7 +15,14 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
-from rlu_cli.audit.options import ModelOptions, RunOptions, TrainingOptions
+from rlu_cli.audit.options import (
+    HistoryOptions,
+    ModelOptions,
+    RunOptions,
+    SimulationOptions,
+    StepOptions,
+    TrainingOptions,
+)
 
 
 def show_version(value: bool) -> None:
@@ -36,6 +43,21 @@ class OutputOptions:
     verbose: int = 0
     version: bool = False
 
+
+_STEPS: dict[str, Any] = {
+    "lr": typer.Option(metavar="RATE", help="Learning rate, or one for each step: 0.1,0.1,0.01."),
+    "lr_decay": typer.Option(help="Factor that the learning rate shrinks by after each step."),
+    "batch_size": typer.Option(min=1, help="Samples a step."),
+    "steps": typer.Option(min=1, help="Local optimiser steps."),
+    "epochs": typer.Option(min=1, help="Passes over the client's data; needs --dataset-size."),
+    "scheme": typer.Option(help="fedavg, fedprox, scaffold, feddyn or feddc."),
+    "lambda_": typer.Option("--lambda", help="Coefficient of FedProx, FedDyn, FedDC."),
+    "optimizer": typer.Option(help="sgd."),
+    "momentum": typer.Option(help="As in torch.optim.SGD."),
+    "dampening": typer.Option(help="As in torch.optim.SGD."),
+    "nesterov": typer.Option("--nesterov/--no-nesterov", help="As in torch.optim.SGD."),
+    "weight_decay": typer.Option(help="As in torch.optim.SGD."),
+}
 
 _HELP: dict[type, dict[str, Any]] = {
     ModelOptions: {
@@ -58,19 +80,21 @@ _HELP: dict[type, dict[str, Any]] = {
             help="How class folders map to outputs: string, natural or a file with one name per line.",
         ),
     },
+    StepOptions: _STEPS,
     TrainingOptions: {
-        "lr": typer.Option(metavar="RATE", help="Learning rate, or one for each step: 0.1,0.1,0.01."),
-        "batch_size": typer.Option(min=1, help="Samples a step."),
-        "steps": typer.Option(min=1, help="Local optimiser steps."),
-        "epochs": typer.Option(min=1, help="Passes over the client's data; needs --dataset-size."),
-        "dataset_size": typer.Option(min=1, help="Samples that the client has."),
-        "scheme": typer.Option(help="fedavg, fedprox, scaffold, feddyn or feddc."),
-        "lambda_": typer.Option("--lambda", help="Coefficient of FedProx, FedDyn, FedDC."),
-        "optimizer": typer.Option(help="sgd."),
-        "momentum": typer.Option(help="As in torch.optim.SGD."),
-        "dampening": typer.Option(help="As in torch.optim.SGD."),
-        "nesterov": typer.Option("--nesterov/--no-nesterov", help="As in torch.optim.SGD."),
-        "weight_decay": typer.Option(help="As in torch.optim.SGD."),
+        **_STEPS,
+        "dataset_size": typer.Option(min=1, help="Samples that the client has, with --epochs."),
+    },
+    HistoryOptions: {
+        "history": typer.Option(
+            metavar="PATH",
+            help="The client's earlier rounds, for scaffold, feddyn and feddc: a folder of round folders or "
+            "an NDJSON manifest.",
+        ),
+        "server_control": typer.Option(metavar="FILE", help="Scaffold's archived server variate."),
+        "client_control": typer.Option(metavar="FILE", help="Scaffold's archived client variate."),
+        "round": typer.Option(min=1, help="Number of this round; 1 is the first."),
+        "participation": typer.Option(help="Share of the clients that trained in each round."),
     },
     RunOptions: {
         "device": typer.Option(help="auto, cpu, cuda, cuda:N or mps."),
@@ -79,6 +103,19 @@ _HELP: dict[type, dict[str, Any]] = {
         "search_iterations": typer.Option(
             min=0, metavar="T", help="Iterations of the paper's posterior search; 0 measured best."
         ),
+    },
+    SimulationOptions: {
+        "clients": typer.Option(help="K, clients that the data are shared out to."),
+        "alpha": typer.Option(help="Dirichlet concentration: the smaller, the fewer classes a client has."),
+        "participation": typer.Option(help="Share of the clients that take part in each round."),
+        "rounds": typer.Option(help="Rounds in all; an archive can be made longer later."),
+        "averaging": typer.Option(help="Weigh clients by their data or equally (FedAvg and FedProx)."),
+        "aux_per_class": typer.Option(help="Images of each class kept apart as auxiliary data."),
+        "test_size": typer.Option(help="Images kept apart to measure the global model's accuracy."),
+        "clip": typer.Option(help="Defence: largest L2 norm of an update."),
+        "noise_std": typer.Option(help="Defence: standard deviation of Gaussian noise on each value."),
+        "top_k": typer.Option(help="Defence: share of the values that are sent, the largest ones."),
+        "quantize": typer.Option(help="Defence: bits of uniform quantisation."),
     },
     OutputOptions: {
         "output": typer.Option("-o", "--output", metavar="FILE", help="Where to write; - is stdout."),

@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from rlu_cli.errors import FileError
+
 Write = Callable[[str], None]
 
 
@@ -20,8 +22,15 @@ def open_output(target: str) -> Iterator[Write]:
     if target == "-":
 
         def write(text: str) -> None:
-            sys.stdout.write(text)
-            sys.stdout.flush()
+            try:
+                sys.stdout.write(text)
+                sys.stdout.flush()
+            except BrokenPipeError:
+                raise
+            except OSError as error:
+                raise FileError(
+                    f"stdout can't be written ({error.strerror}); check where it goes and free space there"
+                ) from error
 
         yield write
         return

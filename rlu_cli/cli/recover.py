@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from rlu_cli.audit.options import ModelOptions, RunOptions, TrainingOptions
+from rlu_cli.audit.options import HistoryOptions, ModelOptions, RunOptions, TrainingOptions
 from rlu_cli.cli.options import AuxPath, GlobalPath, LocalPaths, OutputOptions, StatsPath, with_options
 from rlu_cli.errors import UnreliableError
 
@@ -21,7 +21,9 @@ UNRELIABLE = (
 """Warnings after which the counts are not to be trusted."""
 
 
-@with_options(model=ModelOptions, training=TrainingOptions, run=RunOptions, out=OutputOptions)
+@with_options(
+    model=ModelOptions, training=TrainingOptions, history=HistoryOptions, run=RunOptions, out=OutputOptions
+)
 def recover(
     *,
     global_: GlobalPath,
@@ -31,6 +33,7 @@ def recover(
     method: Annotated[str, typer.Option(help="auto, rlu or random.")] = "auto",
     model: ModelOptions,
     training: TrainingOptions,
+    history: HistoryOptions,
     run: RunOptions,
     strict: Annotated[
         bool, typer.Option("--strict", help="Exit with 5 if a check says that the counts are unreliable.")
@@ -56,7 +59,7 @@ def recover(
             global_, local, aux=aux, stats=stats, model=model, run=run, reporter=terminal.reporter
         )
         for checkpoint in checkpoints:
-            client = auditor.recover(checkpoint, training, [method])
+            client = auditor.recover(checkpoint, training, [method], history)
             document = recovery_document(auditor, client, client.recoveries[0])
             recovery_table(terminal, document)
             terminal.warn(document["warnings"])

@@ -13,6 +13,9 @@ from rlu_cli.core.types import FloatArray, LogitMoments
 _BLOCK_BYTES = 32 * 2**20
 """Logits held at once: large enough for one efficient matrix product, small enough for any machine."""
 
+_DRAW_CHUNK = 4096
+"""ξ drawn at once, always whole: torch's normal numbers depend on how many are asked for at a time."""
+
 
 @dataclass(frozen=True)
 class Confidence:
@@ -32,7 +35,7 @@ class LogitSampler:
     and each ξ is used with both signs (antithetic: odd terms cancel, half the products).
 
     Iterating gives tensors of shape (2, c, N, N): sign, draw, class n, logit j. The draws are made on
-    the CPU from ``seed`` alone, so every device and every pass sees the same ones.
+    the CPU from ``seed`` alone, so every device, every block size and every pass sees the same ones.
     """
 
     def __init__(self, moments: LogitMoments, *, samples: int, seed: int, device: str = "cpu") -> None:
@@ -52,11 +55,11 @@ class LogitSampler:
     def __iter__(self) -> Iterator[torch.Tensor]:
         generator = torch.Generator().manual_seed(self.seed)
         N = self.num_classes
-        for first in range(0, self.pairs, self.block):
-            c = min(self.block, self.pairs - first)
-            xi = torch.randn(c, self.rank, generator=generator, dtype=self.dtype).to(self.device)
-            spread = (xi @ self.factor).view(c, N, N)
-            yield torch.stack((self.mean + spread, self.mean - spread))
+        for first in range(0, self.pairs, _DRAW_CHUNK):
+            draws = torch.randn(_DRAW_CHUNK, self.rank, generator=generator, dtype=self.dtype)
+            for xi in torch.split(draws[: self.pairs - first], self.block):
+                spread = (xi.to(self.device) @ self.factor).view(-1, N, N)
+                yield torch.stack((self.mean + spread, self.mean - spread))
 
 
 def monte_carlo_confidence(

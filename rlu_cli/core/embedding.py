@@ -45,6 +45,7 @@ def embedding_match(
 
     Parameters
     ----------
+    update : ΔW + h, Δb + h: a drift has no embedding
     proportions : z, shape (N,)
     u : (Δb + h)/(ηΣρ), shape (N,)
     """

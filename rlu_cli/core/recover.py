@@ -35,24 +35,35 @@ def head_update(local: Head, reference: Head) -> HeadUpdate:
     return update
 
 
+def without_drift(observation: Observation) -> HeadUpdate:
+    """Δ + h of the whole head: what the samples' gradients did, without weight decay and constants.
+
+    h is linear in the global value and in the scheme's constant gradient, so two numbers give it for
+    all of W and b.
+    """
+    training, update, head = observation.training, observation.update, observation.head
+    decay = float(drift(training, initial=np.ones(())))
+    pull = float(drift(training, initial=np.zeros(()), constant=1.0))
+    weight = update.weight + decay * head.weight
+    bias = None if update.bias is None or head.bias is None else update.bias + decay * head.bias
+    constant = observation.constant_gradient
+    if constant is not None:
+        weight = weight + pull * constant.weight
+        if bias is not None and constant.bias is not None:
+            bias = bias + pull * constant.bias
+    return HeadUpdate(weight, bias)
+
+
 def normalised_update(observation: Observation) -> FloatArray:
     """u = (Δb + h) / (η Σ_τ ρ^τ), shape (N,): what a mean step of rate 1 would have done to the bias.
 
-    For a head without bias, Δb is read off ΔW along the auxiliary mean embedding, and so are b and the
-    scheme's constant.
+    For a head without bias, Δb + h is read off ΔW + h along the auxiliary mean embedding.
     """
-    training, start = observation.training, observation.start
-    update, head, constant = observation.update, observation.head, observation.constant_gradient
-    if update.bias is not None and head.bias is not None:
-        change, initial = update.bias, head.bias
-        k = constant.bias if constant is not None and constant.bias is not None else 0.0
-    else:
-        mean = _mean_embedding(start, observation.end)
-        change = bias_from_weight(update, mean)
-        initial = bias_from_weight(HeadUpdate(head.weight, None), mean)
-        k = 0.0 if constant is None else bias_from_weight(HeadUpdate(constant.weight, None), mean)
-    scale = float(np.sum(impulse_response(training)))
-    return (change + drift(training, initial=initial, constant=k)) / scale
+    update = without_drift(observation)
+    change = update.bias
+    if change is None:
+        change = bias_from_weight(update, _mean_embedding(observation.start, observation.end))
+    return change / float(np.sum(impulse_response(observation.training)))
 
 
 def recover_labels(observation: Observation, *, method: str = "auto") -> Recovery:
@@ -78,7 +89,7 @@ def recover_labels(observation: Observation, *, method: str = "auto") -> Recover
     estimate = chosen.solve(Problem(observation, u))
     total = observation.training.samples
     statistics = observation.start
-    match = embedding_match(observation.update, estimate.proportions, u, statistics)
+    match = embedding_match(without_drift(observation), estimate.proportions, u, statistics)
     return Recovery(
         method=chosen.name,
         total=total,

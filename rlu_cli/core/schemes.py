@@ -79,7 +79,7 @@ def check_training(training: LocalTraining) -> None:
     Raises
     ------
     UsageError
-        A value out of its range, or a proximal pull that makes training itself diverge (λη > 2).
+        A value out of its range, or a proximal pull that keeps training itself from converging (λη ≥ 2).
     """
     rates = np.atleast_1d(np.asarray(training.lr, dtype=np.float64))
     if not np.all(np.isfinite(rates)) or np.any(rates <= 0):
@@ -97,10 +97,10 @@ def check_training(training: LocalTraining) -> None:
         if not np.isfinite(rate) or rate < 0:
             raise UsageError(f"expected a {name} of at least 0, found {rate}")
     pull = (training.prox + training.weight_decay) * float(rates.max())
-    if pull > 2:
+    if pull >= 2:  # at 2 exactly, the steps of an even number cancel and Σρ = 0
         raise UsageError(
-            f"expected (lambda + weight decay) × lr of at most 2, found {pull:g}: such training diverges, "
-            "so one of the three is wrong"
+            f"expected (lambda + weight decay) × lr below 2, found {pull:g}: such training does not "
+            "converge, so one of the three is wrong"
         )
     if training.scheme not in SCHEMES:
         raise UsageError(f"expected a scheme among {', '.join(SCHEMES)}, found {training.scheme!r}")

@@ -15,6 +15,9 @@ from rlu_cli.core.types import FloatArray, IntArray, LocalTraining, LogitMoments
 _KEPT_BYTES = 2**30
 """exp(q) of all draws is kept up to this size and made again from the seed, block by block, above it."""
 
+_SHIFT_LIMIT = 60.0
+"""Spread of a shift up to which exp(q)·exp(shift) can't underflow float32; softmax anew above it."""
+
 
 @dataclass(frozen=True)
 class SearchResult:
@@ -83,6 +86,8 @@ class MeanSimulator:
         """S[active] after the mean logits have moved by ``shift``, both of shape (a, N)."""
         device, dtype = self.sampler.device, self.sampler.dtype
         shift = shift - shift.max(axis=1, keepdims=True)
+        if shift.min() < -_SHIFT_LIMIT:
+            return self._confidence_anew(shift, active)
         w = torch.from_numpy(np.exp(shift)).to(device, dtype)  # (a, N)
         rows = torch.from_numpy(active).to(device)
         total = torch.zeros(w.shape, dtype=torch.float64, device="cpu")
@@ -93,6 +98,17 @@ class MeanSimulator:
             total += (torch.bmm(mass.reciprocal().transpose(1, 2), E).squeeze(1) * w).cpu().double()
             draws += E.shape[1]
         return np.asarray((total / draws).numpy())
+
+    def _confidence_anew(self, shift: FloatArray, active: IntArray) -> FloatArray:
+        """The same by plain softmax, for logits that have moved further than float32 exponents reach."""
+        device, dtype = self.sampler.device, self.sampler.dtype
+        moved = torch.from_numpy(shift).to(device, dtype)
+        rows = torch.from_numpy(active).to(device)
+        total = torch.zeros(moved.shape, dtype=torch.float64, device="cpu")
+        for logits in self.sampler:
+            q = logits.flatten(0, 1).index_select(1, rows)  # (2c, a, N)
+            total += torch.softmax(q + moved, dim=-1).sum(dim=0).cpu().double()
+        return np.asarray((total / (2 * self.sampler.pairs)).numpy())
 
     def final_means(self, counts: IntArray) -> FloatArray:
         """μ̂ of the model that training on ``counts`` would have produced, shape (N, N)."""

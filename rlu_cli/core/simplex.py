@@ -118,6 +118,8 @@ def _block_pivoting(B: FloatArray) -> FloatArray | None:
 
 def _refine(B: FloatArray, passive: np.ndarray) -> FloatArray | None:
     """The passive variables again, from B itself: the normal equations square its condition number."""
+    if passive.sum() > B.shape[0]:  # more variables than equations: not unique
+        return None
     Q, R = np.linalg.qr(B[:, passive])
     diagonal = np.abs(np.diag(R))
     if diagonal.min() <= 1e-13 * diagonal.max():

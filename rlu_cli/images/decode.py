@@ -111,6 +111,12 @@ def stored_size(path: Path) -> tuple[int, int]:
         return image.height, image.width
 
 
+def stored_channels(path: Path) -> int:
+    """1 where an image is stored as grey levels, 3 otherwise, from its header."""
+    with strict_pillow(), _opened(path) as image:
+        return 1 if image.mode in ("1", "L", "LA", "La", "I", "F") or image.mode.startswith("I;16") else 3
+
+
 @contextmanager
 def _opened(path: Path) -> Iterator[Image.Image]:
     """Open an image; turn every failure inside the block into a FileError that names the file."""

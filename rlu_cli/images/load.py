@@ -28,7 +28,7 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True, eq=False)
 class ImageSet:
-    """Decoded images with their class indices, class by class."""
+    """Decoded images with their class indices."""
 
     pixels: torch.Tensor
     """uint8 (M, C, H, W)"""
@@ -53,7 +53,7 @@ def load_images(
     workers: int = 0,
     progress: Progress | None = None,
 ) -> ImageSet:
-    """Decode the images of `folder`, at most `per_class` of each class, drawn by `seed`.
+    """Decode the images of `folder`, class by class, at most `per_class` of each, drawn by `seed`.
 
     `size` is (H, W); None takes the images' own, which then must be the same for all. `workers` is the
     number of decoding threads, 0 for as many as are useful; it never changes the result.
@@ -63,17 +63,37 @@ def load_images(
 
     if per_class is not None and per_class < 1:
         raise UsageError(f"expected at least 1 image per class, got {per_class}")
-    if size is not None and min(size) < 1:
-        raise UsageError(f"expected an image size of at least 1x1, got {size[0]}x{size[1]}")
     chosen = [
         _choose(name, files, per_class, seed) for name, files in zip(folder.names, folder.files, strict=True)
     ]
-    files = [path for group in chosen for path in group]
-    height, width = size if size is not None else stored_size(files[0])
     labels = torch.repeat_interleave(
         torch.arange(len(chosen)), torch.tensor([len(group) for group in chosen], dtype=torch.int64)
     )
-    pixels = _allocate((len(files), channels, height, width))
+    return decode_files(
+        [path for group in chosen for path in group],
+        labels,
+        folder.names,
+        channels=channels,
+        size=size,
+        workers=workers,
+        progress=progress,
+    )
+
+
+def decode_files(
+    files: Sequence[Path],
+    labels: torch.Tensor,
+    names: tuple[str, ...],
+    *,
+    channels: int,
+    size: tuple[int, int] | None,
+    workers: int = 0,
+    progress: Progress | None = None,
+) -> ImageSet:
+    """Decode `files`, in their order, with the class index of each; the rest as :func:`load_images`."""
+    check_size(size)
+    height, width = size if size is not None else stored_size(files[0])
+    pixels = allocate((len(files), channels, height, width))
     view = pixels.numpy()
 
     def decode(start: int) -> int:
@@ -90,8 +110,8 @@ def load_images(
         return stop
 
     with strict_pillow():
-        _run(decode, range(0, len(files), CHUNK), len(files), workers, progress)
-    return ImageSet(pixels=pixels, labels=labels, names=folder.names)
+        run_chunks(decode, len(files), workers, progress)
+    return ImageSet(pixels=pixels, labels=labels, names=names)
 
 
 def native_size(folder: ClassFolder) -> tuple[int, int]:
@@ -100,14 +120,26 @@ def native_size(folder: ClassFolder) -> tuple[int, int]:
 
 
 def _choose(name: str, files: Sequence[Path], per_class: int | None, seed: int) -> Sequence[Path]:
-    """At most `per_class` of the files, in their order; the draw depends on seed and class name only."""
+    """At most `per_class` of the files, in their order."""
     if per_class is None or len(files) <= per_class:
         return files
-    draw = random.Random(f"{seed}/{name}".encode("utf-8", "surrogateescape"))
-    return [files[index] for index in sorted(draw.sample(range(len(files)), per_class))]
+    return [files[index] for index in draw(name, len(files), per_class, seed)]
 
 
-def _allocate(shape: tuple[int, int, int, int]) -> torch.Tensor:
+def draw(name: str, count: int, chosen: int, seed: int) -> list[int]:
+    """Which `chosen` of a class's `count` images, ascending; depends on seed and class name only."""
+    generator = random.Random(f"{seed}/{name}".encode("utf-8", "surrogateescape"))
+    return sorted(generator.sample(range(count), chosen))
+
+
+def check_size(size: tuple[int, int] | None) -> None:
+    """Raise UsageError unless `size` is None or at least one pixel each way."""
+    if size is not None and min(size) < 1:
+        raise UsageError(f"expected an image size of at least 1x1, got {size[0]}x{size[1]}")
+
+
+def allocate(shape: tuple[int, int, int, int]) -> torch.Tensor:
+    """Room for uint8 pixels (M, C, H, W); UsageError where memory does not suffice."""
     import torch
 
     try:
@@ -121,10 +153,12 @@ def _allocate(shape: tuple[int, int, int, int]) -> torch.Tensor:
         ) from error
 
 
-def _run(
-    task: Callable[[int], int], starts: range, total: int, workers: int, progress: Progress | None
-) -> None:
-    """Run `task` on every start, in order or in threads; the first failure in order is the one raised."""
+def run_chunks(task: Callable[[int], int], total: int, workers: int, progress: Progress | None) -> None:
+    """Run `task` on every chunk's start, in order or in threads; it returns where the chunk ends.
+
+    The first failure in order is the one raised.
+    """
+    starts = range(0, total, CHUNK)
     if workers == 0:
         workers = min(8, os.cpu_count() or 1) if total >= MANY else 1
     if workers <= 1:

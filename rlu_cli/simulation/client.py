@@ -76,3 +76,12 @@ def step_indices(
             pool = np.concatenate((pool, rng.permutation(indices)))
         yield pool[:batch_size]
         pool = pool[batch_size:]
+
+
+def epoch_indices(
+    indices: IntArray, epochs: int, batch_size: int, *, rng: np.random.Generator
+) -> Iterator[IntArray]:
+    """Which samples each step sees: reshuffled passes, each with a smaller last batch if need be."""
+    for _ in range(epochs):
+        order = rng.permutation(indices)
+        yield from np.split(order, range(batch_size, len(order), batch_size))

@@ -1,0 +1,161 @@
+"""Recover every client of an archive whose truth is known, and summarise by round."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rlu_cli.audit.auditor import Auditor
+from rlu_cli.audit.history import GLOBAL_STEM
+from rlu_cli.audit.options import HistoryOptions, ModelOptions, RunOptions, TrainingOptions
+from rlu_cli.audit.progress import Reporter, silent
+from rlu_cli.audit.report import envelope
+from rlu_cli.core.metrics import Scores, score_counts, uniform_counts
+from rlu_cli.errors import FileError, MismatchError
+from rlu_cli.files.checkpoint import read_checkpoint
+from rlu_cli.simulation.archive import AUX, TRUTH, TruthLine, read_truth_lines, round_folder
+
+UNIFORM = "(uniform)"
+"""How the uniform guess is called among the methods."""
+
+
+@dataclass(frozen=True)
+class ScoredPair:
+    """The scores of one method on one client's round."""
+
+    round: int
+    client: str
+    scheme: str
+    accuracy: float
+    method: str
+    scores: Scores
+    warnings: tuple[str, ...]
+
+
+def evaluate_archive(
+    root: Path,
+    methods: Sequence[str],
+    *,
+    aux: Path | None = None,
+    model: ModelOptions | None = None,
+    training: TrainingOptions | None = None,
+    run: RunOptions | None = None,
+    rounds: Collection[int] | None = None,
+    reporter: Reporter = silent,
+) -> Iterator[ScoredPair]:
+    """Score each method, and the uniform guess, on every (round, client) in truth.ndjson.
+
+    The global model's passes are made once a round; schemes that remember get the archive as history.
+
+    Parameters
+    ----------
+    aux : auxiliary images; by default the archive's own
+    rounds : which rounds to score, all by default
+    training : values that outrank the archive's annotations (the ablation that shows why schemes matter)
+
+    Raises
+    ------
+    FileError, MismatchError, UsageError
+    """
+    lines = read_truth_lines(root)
+    if not lines:
+        raise FileError(
+            f"{root}: expected an archive with its truth ({TRUTH}), as `rlu simulate` writes it, found none"
+        )
+    if rounds is not None:
+        lines = [line for line in lines if line.round in rounds]
+    history = HistoryOptions(history=[root])
+    with reporter("recovering") as update:
+        done = 0
+        for number, group in groupby(lines, key=lambda line: line.round):
+            auditor: Auditor | None = None
+            for line in group:
+                local = read_checkpoint(_client_file(root, line))
+                if auditor is None:
+                    auditor = Auditor(
+                        _only_file(round_folder(root, number), GLOBAL_STEM),
+                        aux=aux or root / AUX,
+                        model=model,
+                        run=run,
+                        first_local=local,
+                    )
+                client = auditor.recover(local, training or TrainingOptions(), methods, history)
+                truth = np.array(line.counts, dtype=np.int64)
+                scheme = client.training.training.scheme
+                for found in client.recoveries:
+                    codes = tuple(note.code for note in (*client.notes, *found.warnings))
+                    scores = score_counts(found.counts, truth)
+                    yield ScoredPair(number, line.client, scheme, line.accuracy, found.method, scores, codes)
+                guess = score_counts(uniform_counts(len(truth), int(truth.sum())), truth)
+                yield ScoredPair(number, line.client, scheme, line.accuracy, UNIFORM, guess, ())
+                done += 1
+                update(done, len(lines))
+
+
+def archive_document(root: Path, pairs: Sequence[ScoredPair]) -> dict[str, Any]:
+    """What `evaluate --archive` prints: a mean and spread per round and method, and every pair."""
+    order = {method: place for place, method in enumerate(dict.fromkeys(p.method for p in pairs))}
+    ordered = sorted(pairs, key=lambda p: (p.round, order[p.method]))
+    return {
+        **envelope("evaluate"),
+        "archive": str(root),
+        "summary": [
+            _summary(list(group)) for _, group in groupby(ordered, key=lambda p: (p.round, p.method))
+        ],
+        "pairs": [
+            {
+                "round": p.round,
+                "client": p.client,
+                "scheme": p.scheme,
+                "model_accuracy": p.accuracy,
+                "method": p.method,
+                **_named(p.scores),
+                "warnings": list(p.warnings),
+            }
+            for p in pairs
+        ],
+    }
+
+
+def _summary(pairs: Sequence[ScoredPair]) -> dict[str, Any]:
+    columns: dict[str, list[float]] = {}
+    for pair in pairs:
+        for name, value in _named(pair.scores).items():
+            columns.setdefault(name, []).append(value)
+    first = pairs[0]
+    return {
+        "round": first.round,
+        "scheme": first.scheme,
+        "model_accuracy": first.accuracy,
+        "method": first.method,
+        "clients": len(pairs),
+        **{
+            name: {
+                "mean": float(np.mean(values)),
+                "sd": float(np.std(values, ddof=1)) if len(values) > 1 else None,
+            }
+            for name, values in columns.items()
+        },
+    }
+
+
+def _named(scores: Scores) -> dict[str, float]:
+    values = asdict(scores)
+    return {"cAcc": values.pop("c_acc"), "iAcc": values.pop("i_acc"), **values}
+
+
+def _client_file(root: Path, line: TruthLine) -> Path:
+    return _only_file(round_folder(root, line.round), line.client)
+
+
+def _only_file(folder: Path, stem: str) -> Path:
+    """The one checkpoint in ``folder`` of that name, whatever its suffix."""
+    found = sorted(path for path in folder.glob(f"{stem}.*") if path.suffix != ".json")
+    if len(found) != 1:
+        raise MismatchError(f"expected one checkpoint {stem}.* in {folder}, found {len(found)}")
+    return found[0]

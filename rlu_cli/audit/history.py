@@ -1,0 +1,251 @@
+"""The client's earlier rounds, for schemes that remember them."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from torch import Tensor
+
+from rlu_cli.audit.annotations import Annotations, whole
+from rlu_cli.audit.annotations import number as annotation_number
+from rlu_cli.audit.network import read_head
+from rlu_cli.audit.options import HistoryOptions, TrainingOptions
+from rlu_cli.audit.training import resolve_training
+from rlu_cli.core.schemes import step_rates
+from rlu_cli.core.types import FloatArray, Head, LocalTraining, Note
+from rlu_cli.core.variates import ClientState, next_server_control
+from rlu_cli.errors import FileError, MismatchError
+from rlu_cli.files.checkpoint import Checkpoint, read_checkpoint
+
+GLOBAL_STEM = "global"
+SERVER_CONTROL_STEM = "server_control"
+_ROUND = re.compile(r"(\d+)$")
+
+
+@dataclass(frozen=True)
+class PastRound:
+    """The files of one earlier round; ``local`` is None where the client sat it out."""
+
+    number: int
+    reference: Path
+    local: Path | None
+    server_control: Path | None
+
+
+@dataclass(frozen=True)
+class History:
+    """How to turn files into heads: what the auditor knows of this round's network.
+
+    tensors : a checkpoint's tensors by name
+    head_name : prefix of the output layer
+    """
+
+    tensors: Callable[[Checkpoint], Mapping[str, Tensor]]
+    head_name: str
+    options: TrainingOptions
+
+    def stacked(self, path: Path) -> tuple[FloatArray, Checkpoint]:
+        """[W | b] of a file's output layer, shape (N, L + 1), or (N, L) without bias."""
+        checkpoint = read_checkpoint(path)
+        return stack(read_head(self.tensors(checkpoint), self.head_name, where=str(path))), checkpoint
+
+
+def find_rounds(sources: Sequence[Path], client: str, before: int | None) -> list[PastRound]:
+    """The rounds in ``sources``, in order, up to but without round ``before``.
+
+    A source is a folder of round folders (``round_0003/global.safetensors``, ``round_0003/CLIENT.…``) or
+    an NDJSON manifest with lines {"round", "global", "local", "server_control"}, the last two optional,
+    paths relative to the manifest.
+
+    Raises
+    ------
+    FileError
+        A source that is neither, or that is damaged.
+    MismatchError
+        Two sources that disagree on a round.
+    """
+    found: dict[int, PastRound] = {}
+    for source in sources:
+        rounds = _from_folder(source, client) if source.is_dir() else _from_manifest(source)
+        for past in rounds:
+            if found.setdefault(past.number, past) != past:
+                raise MismatchError(f"expected one entry for round {past.number} in --history, found two")
+    return [found[number] for number in sorted(found) if before is None or number < before]
+
+
+def constant_gradient(
+    history: History,
+    reference: Head,
+    training: LocalTraining,
+    *,
+    client: str,
+    archived: HistoryOptions,
+    annotations: Annotations,
+) -> tuple[Head, list[Note]]:
+    """The scheme's constant gradient of the head in this round, from the client's earlier ones.
+
+    Raises
+    ------
+    MismatchError
+        Rounds or variates that the scheme needs are missing; the message names them.
+    """
+    number = annotations.get("round", archived.round, whole)
+    participation = annotations.get("participation", archived.participation, _share)
+    rounds = find_rounds(archived.history or [], client, number)
+    now = stack(reference)
+    total_rate = float(step_rates(training).sum())
+    zero = np.zeros_like(now)
+    given = None if archived.server_control is None else history.stacked(archived.server_control)[0]
+    if archived.client_control is not None:
+        if given is None:
+            raise MismatchError("expected --server-control beside --client-control: pass both variates")
+        return unstack(given - history.stacked(archived.client_control)[0], reference), []
+    if number == 1 and not rounds:
+        return unstack(zero, reference), []
+    if not rounds:
+        raise MismatchError(_missing_history(training.scheme, number))
+    notes = _gaps(rounds, number)
+    if notes and training.scheme == "scaffold" and not _has_controls(rounds, given):
+        raise MismatchError(
+            "scaffold needs the global models of all earlier rounds, or its server variates, but "
+            f"{notes[0].message}"
+        )
+    state, control = ClientState.fresh(zero), zero
+    heads = [history.stacked(past.reference)[0] for past in rounds] + [now]
+    for past, before, after in zip(rounds, heads[:-1], heads[1:], strict=True):
+        if past.server_control is not None:
+            control = history.stacked(past.server_control)[0]
+        rate = total_rate
+        if past.local is not None:
+            local, checkpoint = history.stacked(past.local)
+            rate = _past_rate(history.options, checkpoint, total_rate)
+            state = state.after_round(
+                local - before, global_update=after - before, server_control=control, total_rate=rate
+            )
+        control = next_server_control(
+            control, after - before, participation=participation or 1.0, total_rate=rate
+        )
+    if all(past.local is None for past in rounds):
+        notes.append(
+            Note(
+                "history-without-client",
+                "the history has no local checkpoint of this client, so it is taken to train for the first "
+                "time: name its files as in this round, or list them in a manifest",
+            )
+        )
+    k = state.constant_gradient(
+        training, server_control=control if given is None else given, total_rate=total_rate
+    )
+    return unstack(k, reference), notes
+
+
+def _share(value: str) -> float:
+    share = annotation_number(value)
+    if not 0 < share <= 1:
+        raise ValueError("expected a share of the clients, above 0 and at most 1")
+    return share
+
+
+def stack(head: Head) -> FloatArray:
+    """[W | b], shape (N, L + 1), or W alone for a head without bias."""
+    return head.weight if head.bias is None else np.column_stack((head.weight, head.bias))
+
+
+def unstack(stacked: FloatArray, like: Head) -> Head:
+    """The inverse of `stack`."""
+    if like.bias is None:
+        return Head(stacked, None)
+    return Head(stacked[:, :-1], stacked[:, -1])
+
+
+def _from_folder(root: Path, client: str) -> list[PastRound]:
+    rounds = []
+    for folder in sorted(root.iterdir()):
+        match = _ROUND.search(folder.name)
+        if match is None or not folder.is_dir():
+            continue
+        files = {path.stem: path for path in sorted(folder.iterdir()) if path.is_file()}
+        if GLOBAL_STEM not in files:
+            raise FileError(f"{folder}: expected a global checkpoint, found none; name it global.safetensors")
+        rounds.append(
+            PastRound(int(match[1]), files[GLOBAL_STEM], files.get(client), files.get(SERVER_CONTROL_STEM))
+        )
+    if not rounds:
+        raise FileError(
+            f"{root}: expected round folders such as round_0001, each with global.safetensors and the "
+            "clients' checkpoints, found none"
+        )
+    return rounds
+
+
+def _from_manifest(path: Path) -> list[PastRound]:
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or "it is not text"
+        raise FileError(
+            f"{path}: can't be read ({reason}); pass a folder of rounds or an NDJSON manifest"
+        ) from error
+    rounds = []
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            entry = json.loads(line)
+            local, control = entry.get("local"), entry.get("server_control")
+            rounds.append(
+                PastRound(
+                    int(entry["round"]),
+                    path.parent / entry["global"],
+                    None if local is None else path.parent / local,
+                    None if control is None else path.parent / control,
+                )
+            )
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise FileError(
+                f'{path}: line {number}: expected {{"round": 3, "global": "…", "local": "…"}}, found '
+                f"{line[:60]!r}"
+            ) from error
+    return rounds
+
+
+def _past_rate(options: TrainingOptions, local: Checkpoint, default: float) -> float:
+    """Σ_τ η_τ of an earlier round: what its own annotations say, else this round's."""
+    try:
+        record = resolve_training(options, Annotations(local=local.metadata))
+    except MismatchError:
+        return default
+    return float(step_rates(record.training).sum())
+
+
+def _gaps(rounds: Sequence[PastRound], current: int | None) -> list[Note]:
+    """A note when earlier rounds are missing from the history."""
+    last = (rounds[-1].number + 1) if current is None else current
+    missing = sorted(set(range(1, last)) - {past.number for past in rounds})
+    if not missing:
+        return []
+    shown = ", ".join(map(str, missing[:8])) + ("…" if len(missing) > 8 else "")
+    message = f"the history lacks round {shown}, which the client is taken to have sat out"
+    return [Note("history-gap", message)]
+
+
+def _has_controls(rounds: Sequence[PastRound], current: FloatArray | None) -> bool:
+    """Whether Scaffold's c is archived for this round and for all that the client took part in."""
+    return current is not None and all(
+        past.server_control is not None for past in rounds if past.local is not None
+    )
+
+
+def _missing_history(scheme: str, number: int | None) -> str:
+    earlier = "all earlier rounds" if number is None else f"rounds 1 to {number - 1}"
+    more = " (or its variates: --server-control and --client-control)" if scheme == "scaffold" else ""
+    first = "" if number is not None else ". If this is the client's first round, say so with --round 1"
+    return (
+        f"missing history: {scheme} needs this client's global and local checkpoints of {earlier}{more}: "
+        f"pass --history with the folder of rounds or a manifest{first}"
+    )

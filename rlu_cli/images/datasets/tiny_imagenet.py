@@ -1,0 +1,125 @@
+"""Tiny-ImageNet-200 in its published layout.
+
+wnids.txt                       the class ids
+train/<wnid>/images/*.JPEG
+val/images/val_*.JPEG           all classes in one folder
+val/val_annotations.txt         file, class id and box, tab-separated
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rlu_cli.errors import FileError, MismatchError, UsageError
+from rlu_cli.files.text import one_line
+from rlu_cli.images.datasets.pixels import check_split
+from rlu_cli.images.folder import scan_class_folder
+from rlu_cli.images.load import ImageSet, Progress, decode_files
+from rlu_cli.images.order import some
+
+ORDERS = ("sorted", "wnids")
+_TEXT_LIMIT = 16 * 2**20
+
+
+def load_tiny_imagenet(
+    root: Path,
+    *,
+    split: str = "train",
+    order: str = "sorted",
+    channels: int = 3,
+    size: tuple[int, int] | None = None,
+    workers: int = 0,
+    progress: Progress | None = None,
+) -> ImageSet:
+    """Tiny-ImageNet; the split "test" is its validation set, since its test images have no labels.
+
+    Class indices follow the sorted ids, as in code that reads ``train/`` as a class folder, or with
+    `order` "wnids" the lines of ``wnids.txt``. Classes are named by their ids. A ``val/`` that was sorted
+    into class folders is read too. `size`, `workers` and `progress` are as in ``load_images``.
+    """
+    import torch
+
+    check_split(split)
+    if order not in ORDERS:
+        raise UsageError(f"expected the class order {' or '.join(ORDERS)}, got {order!r}")
+    wnids = _lines(root / "wnids.txt")
+    if not wnids or len(set(wnids)) != len(wnids):
+        raise FileError(
+            f"{root / 'wnids.txt'}: expected one class id a line, each once; unpack the archive again"
+        )
+    names = tuple(sorted(wnids) if order == "sorted" else wnids)
+    annotations = root / "val" / "val_annotations.txt"
+    if split == "train":
+        files, labels = _from_folders(root / "train", names)
+    elif annotations.is_file():
+        files, labels = _from_annotations(annotations, names)
+    else:
+        files, labels = _from_folders(root / "val", names)
+    return decode_files(
+        files,
+        torch.tensor(labels, dtype=torch.int64),
+        names,
+        channels=channels,
+        size=size,
+        workers=workers,
+        progress=progress,
+    )
+
+
+def is_tiny_imagenet(folder: Path) -> bool:
+    """Whether `folder` is a Tiny-ImageNet root."""
+    return (folder / "wnids.txt").is_file() and (folder / "train").is_dir()
+
+
+def _from_folders(folder: Path, names: tuple[str, ...]) -> tuple[list[Path], list[int]]:
+    """Files and class indices of a split with one folder per class."""
+    scanned = scan_class_folder(folder)
+    missing = sorted(set(names) - set(scanned.names))
+    unknown = sorted(set(scanned.names) - set(names))
+    if missing or unknown:
+        faults = [f"no folder for {some(missing)}"] if missing else []
+        faults += [f"folders of other names ({some(unknown)})"] if unknown else []
+        raise MismatchError(
+            f"{folder}: expected one folder for each line of wnids.txt, found {' and '.join(faults)}; unpack "
+            "the archive again, or make wnids.txt list the classes that you keep"
+        )
+    by_name = dict(zip(scanned.names, scanned.files, strict=True))
+    pairs = [(path, index) for index, name in enumerate(names) for path in by_name[name]]
+    return [path for path, _ in pairs], [index for _, index in pairs]
+
+
+def _from_annotations(annotations: Path, names: tuple[str, ...]) -> tuple[list[Path], list[int]]:
+    """Files and class indices of the validation set, in the order of its list."""
+    index = {name: n for n, name in enumerate(names)}
+    files, labels = [], []
+    for number, line in enumerate(_lines(annotations), start=1):
+        name, *rest = line.split("\t")
+        if not rest or name in ("", ".", "..") or "/" in name or "\\" in name or "\0" in name:
+            raise FileError(
+                f"{annotations}: expected a file name and a class id, tab-separated, in line {number}, found "
+                f"{one_line(line, 60)!r}; unpack the archive again"
+            )
+        if rest[0] not in index:
+            raise MismatchError(
+                f"{annotations}: line {number} names the class {one_line(rest[0], 40)!r}, which wnids.txt "
+                "does not list; unpack the archive again"
+            )
+        files.append(annotations.parent / "images" / name)
+        labels.append(index[rest[0]])
+    if not files:
+        raise FileError(f"{annotations}: expected one image a line, found none; unpack the archive again")
+    return files, labels
+
+
+def _lines(path: Path) -> list[str]:
+    """The lines of a text file, without a blank end."""
+    try:
+        with path.open("rb") as stream:
+            data = stream.read(_TEXT_LIMIT + 1)
+        if len(data) > _TEXT_LIMIT:
+            raise ValueError("it is too large to be a list of classes or images")
+        text = data.decode("utf-8-sig")
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or one_line(error)
+        raise FileError(f"{path}: can't be read ({reason}); unpack the archive again") from error
+    return [line.rstrip("\r") for line in text.rstrip().split("\n")] if text.strip() else []

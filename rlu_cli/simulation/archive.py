@@ -1,0 +1,137 @@
+"""The archive that a simulation writes: rounds of annotated checkpoints, and the truth."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from rlu_cli.errors import FileError, MismatchError
+from rlu_cli.files.atomic import write_text
+from rlu_cli.files.json_io import read_json
+from rlu_cli.files.safetensors_io import save_safetensors
+from rlu_cli.simulation.settings import Simulation
+
+TRUTH = "truth.ndjson"
+SETTINGS = "simulation.json"
+AUX = "aux"
+
+
+def round_folder(root: Path, number: int) -> Path:
+    """``round_0001``."""
+    return root / f"round_{number:04d}"
+
+
+def client_name(index: int) -> str:
+    """``client_0007``."""
+    return f"client_{index:04d}"
+
+
+def save_model(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, str]) -> None:
+    """One annotated checkpoint; the folder is made if need be."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    save_safetensors(path, {name: tensor.contiguous() for name, tensor in tensors.items()}, dict(about))
+
+
+@dataclass(frozen=True)
+class TruthLine:
+    """What one client trained on in one round.
+
+    counts : samples of each class
+    step_counts : the same by step
+    accuracy : the round's global model, on held-out images
+    """
+
+    round: int
+    client: str
+    counts: list[int]
+    step_counts: list[list[int]]
+    accuracy: float
+
+    def document(self) -> dict[str, Any]:
+        """As it stands in truth.ndjson."""
+        return {
+            "round": self.round,
+            "client": self.client,
+            "total": sum(self.counts),
+            "counts": self.counts,
+            "step_counts": self.step_counts,
+            "accuracy": self.accuracy,
+        }
+
+
+def write_truth(root: Path, lines: list[TruthLine]) -> None:
+    """Replace truth.ndjson."""
+    write_text(root / TRUTH, "".join(json.dumps(line.document()) + "\n" for line in lines))
+
+
+def read_truth_lines(root: Path) -> list[TruthLine]:
+    """The truth of an archive; empty where there is none yet.
+
+    Raises
+    ------
+    FileError
+        A damaged line.
+    """
+    path = root / TRUTH
+    if not path.exists():
+        return []
+    lines = []
+    for number, text in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+        try:
+            entry = json.loads(text)
+            lines.append(
+                TruthLine(
+                    int(entry["round"]),
+                    str(entry["client"]),
+                    [int(count) for count in entry["counts"]],
+                    [[int(count) for count in step] for step in entry["step_counts"]],
+                    float(entry["accuracy"]),
+                )
+            )
+        except (ValueError, TypeError, KeyError) as error:
+            raise FileError(
+                f"{path}: line {number} is damaged; restore the file or simulate again into another folder"
+            ) from error
+    return lines
+
+
+def claim(root: Path, simulation: Simulation) -> None:
+    """Make the folder this simulation's own, or check that it already is.
+
+    Raises
+    ------
+    MismatchError
+        The folder holds an archive of another simulation, or other files.
+    """
+    root.mkdir(parents=True, exist_ok=True)
+    path = root / SETTINGS
+    now: dict[str, Any] = json.loads(json.dumps(simulation.document()))
+    if not path.exists():
+        if any(root.iterdir()):
+            raise MismatchError(
+                f"expected {root} to be empty or an archive of the same simulation, found other files: "
+                "choose another folder"
+            )
+        write_text(path, json.dumps(now, indent=2, sort_keys=True) + "\n")
+        return
+    before = read_json(path, limit=2**20)
+    if before != now:
+        old, new = _flat(before), _flat(now)
+        differing = sorted(name for name in old.keys() | new.keys() if old.get(name) != new.get(name))
+        raise MismatchError(
+            f"expected {root} to be empty or an archive of the same simulation, found one with other values "
+            f"of {', '.join(differing)}: choose another folder, or the same values"
+        )
+
+
+def _flat(document: object) -> dict[str, Any]:
+    """A nested document's values by innermost key."""
+    flat: dict[str, Any] = {}
+    for key, value in document.items() if isinstance(document, dict) else ():
+        flat.update(_flat(value) if isinstance(value, dict) else {key: value})
+    return flat

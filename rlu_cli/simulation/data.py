@@ -1,0 +1,95 @@
+"""Who holds which images: auxiliary, held out, and the clients' shares."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rlu_cli.audit.options import SimulationOptions
+from rlu_cli.core.types import IntArray
+from rlu_cli.errors import MismatchError
+from rlu_cli.images import ImageSet, Normalization
+from rlu_cli.images.datasets import per_class_subset
+from rlu_cli.simulation.partition import dirichlet_partition
+from rlu_cli.simulation.randomness import SHARES, SPLIT, stream_seed
+
+_IN_MEMORY_BYTES = 2**31
+"""Normalised images are kept up to this size, and made batch by batch above it."""
+
+
+class FederatedData:
+    """A data set split into disjoint parts, ready to be fed to a model.
+
+    aux : indices of the auxiliary images, the same number of each class
+    test : indices of the held-out images
+    shares : indices of each client's images, label-skewed (`dirichlet_partition`)
+    """
+
+    def __init__(
+        self,
+        images: ImageSet,
+        normalization: Normalization,
+        options: SimulationOptions,
+        *,
+        seed: int,
+        device: torch.device,
+    ) -> None:
+        normalization.check_channels(images.pixels.shape[1])
+        self.names = images.names
+        self.labels: IntArray = images.labels.numpy()
+        self.shape = tuple(images.pixels.shape[1:])
+        self.device = device
+        self._normalization = normalization
+        self._pixels = images.pixels.to(device)
+        self._targets = images.labels.to(device)
+        small = images.pixels.numel() * 4 <= _IN_MEMORY_BYTES
+        self._inputs = normalization.apply(self._pixels) if small else None
+        self.aux = np.empty(0, dtype=np.int64)
+        if options.aux_per_class:
+            self.aux = per_class_subset(images, options.aux_per_class, stream_seed(seed, SPLIT))
+        rest = np.setdiff1d(np.arange(len(self.labels)), self.aux)
+        if len(rest) <= options.test_size:
+            raise MismatchError(
+                f"expected more than {options.test_size} images beside the auxiliary ones, found "
+                f"{len(rest)}: lower --test-size or --aux-per-class, or use more data"
+            )
+        rest = np.random.default_rng(stream_seed(seed, SPLIT, 1)).permutation(rest)
+        self.test, train = np.sort(rest[: options.test_size]), np.sort(rest[options.test_size :])
+        parts = dirichlet_partition(
+            self.labels[train], options.clients, options.alpha, seed=stream_seed(seed, SHARES)
+        )
+        self.shares = [train[part] for part in parts]
+
+    def batch(self, rows: IntArray) -> tuple[Tensor, Tensor]:
+        """Normalised images (B, C, H, W) and labels (B,) on the device."""
+        index = torch.from_numpy(rows).to(self.device)
+        if self._inputs is not None:
+            return self._inputs[index], self._targets[index]
+        return self._normalization.apply(self._pixels[index]), self._targets[index]
+
+    def counts(self, rows: IntArray) -> list[int]:
+        """Samples of each class among ``rows``."""
+        return [int(count) for count in np.bincount(self.labels[rows], minlength=len(self.names))]
+
+    def partition_table(self) -> IntArray:
+        """Samples of each class that each client holds, shape (K, N)."""
+        return np.array([self.counts(share) for share in self.shares], dtype=np.int64)
+
+    def write_aux(self, root: Path) -> None:
+        """The auxiliary images as PNGs, one folder per class; a class appears whole or not at all."""
+        from PIL import Image
+
+        for n, name in enumerate(self.names):
+            rows = self.aux[self.labels[self.aux] == n]
+            folder, unfinished = root / name, root / f".{name}.unfinished"
+            if folder.is_dir() or not len(rows):
+                continue
+            unfinished.mkdir(parents=True, exist_ok=True)
+            for number, row in enumerate(rows):
+                pixels = self._pixels[int(row)].cpu().permute(1, 2, 0).numpy()
+                image = Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels)
+                image.save(unfinished / f"{number:04d}.png")
+            unfinished.rename(folder)

@@ -1,0 +1,252 @@
+"""``--arch path/to/file.py:factory``: networks of one's own, trained here with plain SGD on real digits."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from cli_tools import AUX, SAMPLES, call, metadata, tensors, write_safetensors, write_torch
+from PIL import Image
+from sklearn.datasets import load_digits
+from torch import Tensor, nn
+
+from rlu_cli.models import build_model, parse_spec
+
+CODE = """
+import torch
+from torch import nn
+
+from own_parts import Wiggle
+
+
+class Net(nn.Module):
+    '''A convolutional network whose output layer has an uncommon name, before other layers in order.'''
+
+    def __init__(self, bias=True, classes=10):
+        super().__init__()
+        self.verdict = nn.Linear(64, classes, bias=bias)
+        self.body = nn.Sequential(nn.Conv2d(1, 8, 3, padding=1), Wiggle(), nn.MaxPool2d(2))
+        self.middle = nn.Linear(8 * 16, 64)
+
+    def forward(self, x):
+        x = self.body(x).flatten(1)
+        return self.verdict(torch.nn.functional.softplus(self.middle(x)))
+
+
+class Convolutional(nn.Module):
+    '''The logits are means over positions of a 1x1 convolution.'''
+
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Sequential(nn.Conv2d(1, 16, 3, padding=1), Wiggle(), nn.Conv2d(16, 48, 3), nn.ReLU())
+        self.to_classes = nn.Conv2d(48, 10, 1)
+
+    def forward(self, x):
+        return self.to_classes(self.body(x)).mean((2, 3))
+
+
+def without_bias():
+    return Net(bias=False)
+"""
+
+PARTS = """
+import torch
+from torch import nn
+
+
+class Wiggle(nn.Module):
+    def forward(self, x):
+        return x + 0.5 * torch.sin(x)
+"""
+
+LR, BATCH = 0.05, 48
+AUX_PER_CLASS = 40
+NORMALIZE = "mean=0.3;std=0.37"
+TRAINING = ["--lr", LR, "--batch-size", BATCH, "--normalize", NORMALIZE]
+
+
+@dataclass(frozen=True)
+class Digits:
+    """8x8 digits: an aux folder of PNGs, and what is left for the clients."""
+
+    code: Path
+    aux: Path
+    images: Tensor
+    labels: Tensor
+
+
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory: pytest.TempPathFactory) -> Digits:
+    folder = tmp_path_factory.mktemp("digits")
+    (folder / "own_net.py").write_text(CODE, encoding="utf-8")
+    (folder / "own_parts.py").write_text(PARTS, encoding="utf-8")
+    data = load_digits()
+    pixels = np.round(data.images * (255 / 16)).astype(np.uint8)
+    labels = data.target
+    kept = np.zeros(len(labels), dtype=bool)
+    for n in range(10):
+        chosen = np.flatnonzero(labels == n)[:AUX_PER_CLASS]
+        kept[chosen] = True
+        (folder / "aux" / str(n)).mkdir(parents=True)
+        for index in chosen:
+            Image.fromarray(pixels[index]).save(folder / "aux" / str(n) / f"{index:04d}.png")
+    images = (torch.from_numpy(pixels[~kept]).float()[:, None] / 255 - 0.3) / 0.37
+    return Digits(folder / "own_net.py", folder / "aux", images, torch.from_numpy(labels[~kept]).long())
+
+
+@pytest.fixture(autouse=True)
+def _unchanged_imports() -> Iterator[None]:
+    path = list(sys.path)
+    yield
+    assert sys.path == path
+    assert "own_parts" not in sys.modules
+
+
+def train_round(
+    digits: Digits, factory: str, folder: Path, *, steps: int = 1
+) -> tuple[list[object], list[int]]:
+    """Save a fresh model and one trained on a skewed mix; the flags that name them, and the counts."""
+    torch.manual_seed(11)
+    model = build_model(parse_spec(f"{digits.code}:{factory}"), allow_user_code=True)
+    reference = write_torch(folder / "g.pt", model.state_dict())
+    weights = 0.05 + torch.tensor([0, 6, 0, 1, 3, 0, 0, 9, 2, 1.0])
+    generator = torch.Generator().manual_seed(5)
+    chosen = torch.multinomial(weights[digits.labels], steps * BATCH, generator=generator)
+    optimizer = torch.optim.SGD(model.parameters(), lr=LR)
+    model.train()
+    for rows in chosen.split(BATCH):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(digits.images[rows]), digits.labels[rows]).backward()
+        optimizer.step()
+    local = write_torch(folder / "k.pt", model.state_dict())
+    counts = torch.bincount(digits.labels[chosen], minlength=10).tolist()
+    flags = ["--global", reference, "--local", local, "--aux", digits.aux, *TRAINING, "--steps", steps]
+    return [*flags, "--arch", f"{digits.code}:{factory}"], counts
+
+
+@pytest.mark.parametrize(
+    ("factory", "head", "embedding"),
+    [("Net", "verdict", 64), ("without_bias", "verdict", 64), ("Convolutional", "to_classes", 48)],
+)
+def test_one_step_is_exact(digits: Digits, tmp_path: Path, factory: str, head: str, embedding: int) -> None:
+    flags, counts = train_round(digits, factory, tmp_path)
+    document = call("recover", *flags).document
+    assert document["counts"] == counts
+    assert document["model"]["head"] == head
+    assert document["model"]["embedding_size"] == embedding
+    assert document["model"]["image_size"] == [8, 8]
+    assert document["model"]["arch"] == f"{digits.code}:{factory}"
+    match = document["diagnostics"]["embedding_match"]
+    assert match is None if factory == "without_bias" else match > 0.95
+    assert document["warnings"] == []
+
+
+@pytest.mark.parametrize("factory", ["Net", "without_bias"])
+def test_several_steps_are_close(digits: Digits, tmp_path: Path, factory: str) -> None:
+    flags, counts = train_round(digits, factory, tmp_path, steps=5)
+    document = call("recover", *flags).document
+    total = 5 * BATCH
+    assert sum(document["counts"]) == document["total"] == total
+    off = sum(abs(a - b) for a, b in zip(document["counts"], counts, strict=True)) / 2
+    assert off <= 0.08 * total
+
+
+def test_estimate_logits_then_recover(digits: Digits, tmp_path: Path) -> None:
+    flags, counts = train_round(digits, "without_bias", tmp_path)
+    stats = tmp_path / "stats.safetensors"
+    arch = flags[-2:]
+    summary = call(
+        "estimate-logits", *flags[:2], "--aux", digits.aux, "--normalize", NORMALIZE, *arch, "-o", stats
+    ).document
+    assert summary["model"]["head"] == "verdict"
+    document = call("recover", *flags[:4], "--stats", stats, *TRAINING, "--steps", 1).document
+    assert document["counts"] == counts
+
+
+def test_wrapped_names_and_keyword_arguments(digits: Digits, tmp_path: Path) -> None:
+    flags, counts = train_round(digits, "Net", tmp_path)
+    for name in ("g", "k"):
+        state = torch.load(tmp_path / f"{name}.pt", weights_only=True)
+        wrapped = {f"module.{key}": tensor for key, tensor in state.items()}
+        write_torch(tmp_path / f"{name}.pt", {"state_dict": wrapped, "round": 4})
+    arch = f"{digits.code}:Net:classes=10,bias=true"
+    document = call("recover", *flags[:-2], "--arch", arch).document
+    assert document["counts"] == counts
+    assert document["model"]["arch"] == f"{digits.code}:Net:bias=true,classes=10"
+
+
+def test_another_network_does_not_fit(digits: Digits, tmp_path: Path) -> None:
+    flags, _ = train_round(digits, "Net", tmp_path)
+    message = call("recover", *flags[:-2], "--arch", f"{digits.code}:Convolutional").refusal(4)
+    assert "to_classes" in message
+    message = call("recover", *flags[:-2], "--arch", f"{digits.code}:Net:classes=9").refusal(4)
+    assert "verdict" in message
+
+
+def test_own_network_without_arch(digits: Digits, tmp_path: Path) -> None:
+    flags, _ = train_round(digits, "Net", tmp_path)
+    message = call("recover", *flags[:-2]).refusal(4)
+    assert "--arch" in message
+    assert "file.py:factory" in message
+
+
+@pytest.mark.parametrize(
+    ("arch", "word"),
+    [
+        ("{code}:Nothing", "Nothing"),
+        ("{code}", "factory"),
+        ("{folder}/absent.py:Net", "absent.py"),
+        ("{code}:Net:width=3", "width"),
+        ("no_such_package_of_mine:Net", "no_such_package_of_mine"),
+    ],
+)
+def test_arch_that_cannot_be_built(digits: Digits, tmp_path: Path, arch: str, word: str) -> None:
+    flags, _ = train_round(digits, "Net", tmp_path)
+    spec = arch.format(code=digits.code, folder=tmp_path)
+    outcome = call("recover", *flags[:-2], "--arch", spec)
+    assert outcome.code in (2, 3)
+    assert word in outcome.refusal(outcome.code)
+
+
+def test_head_flag(digits: Digits, tmp_path: Path) -> None:
+    flags, counts = train_round(digits, "Net", tmp_path)
+    assert call("recover", *flags, "--head", "verdict.weight").document["counts"] == counts
+    outcome = call("recover", *flags, "--head", "classifier")
+    message = outcome.refusal(2)
+    assert "classifier" in message
+    assert "verdict" in message
+
+
+@pytest.mark.parametrize("place", ["local", "global", "sidecar"])
+@pytest.mark.parametrize("kind", ["file", "module"])
+def test_code_named_by_a_file_is_never_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, kind: str
+) -> None:
+    marker = tmp_path / "was-run"
+    code = tmp_path / "payload_of_metadata.py"
+    code.write_text(f"open({str(marker)!r}, 'w')\ndef make(): ...\n", encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    spec = f"{code}:make" if kind == "file" else "payload_of_metadata:make"
+    folder = SAMPLES / "untrained_m1"
+    about = {
+        name: {k: v for k, v in metadata(folder / f"{name}.safetensors").items() if k != "fl.arch"}
+        for name in ("global", "client_0")
+    }
+    if place == "sidecar":
+        (tmp_path / "round.json").write_text(f'{{"arch": "{spec}"}}', encoding="utf-8")
+    else:
+        about["global" if place == "global" else "client_0"]["fl.arch"] = spec
+    for name, values in about.items():
+        path = tmp_path / f"{name}.safetensors"
+        write_safetensors(path, tensors(folder / f"{name}.safetensors"), values)
+    flags = ["--global", tmp_path / "global.safetensors", "--local", tmp_path / "client_0.safetensors"]
+    message = call("recover", *flags, "--aux", AUX).refusal(3)
+    assert "payload_of_metadata" in message
+    assert "--arch" in message
+    assert not marker.exists()
+    assert "payload_of_metadata" not in sys.modules

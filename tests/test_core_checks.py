@@ -1,0 +1,84 @@
+"""Checks on heads and updates."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from core_cases import random_head
+
+from rlu_cli.core.checks import check_embedding, check_heads, check_moved, check_update
+from rlu_cli.core.recover import head_update
+from rlu_cli.core.types import Head, HeadUpdate
+from rlu_cli.errors import MismatchError
+
+RNG = np.random.default_rng(0)
+GLOBAL = random_head(RNG, 4, 3)
+LOCAL = random_head(RNG, 4, 3)
+
+
+def test_update_is_the_difference() -> None:
+    update = head_update(LOCAL, GLOBAL)
+    np.testing.assert_array_equal(update.weight, LOCAL.weight - GLOBAL.weight)
+
+
+@pytest.mark.parametrize(
+    "local",
+    [random_head(RNG, 5, 3), random_head(RNG, 4, 2), random_head(RNG, 4, 3, bias=False)],
+    ids=["classes", "embedding", "bias"],
+)
+def test_heads_of_other_shapes_are_refused(local: Head) -> None:
+    with pytest.raises(MismatchError, match="different networks"):
+        head_update(local, GLOBAL)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+@pytest.mark.parametrize("which", ["global", "local"])
+@pytest.mark.parametrize("tensor", ["weight", "bias"])
+def test_numbers_that_are_none_are_refused(bad: float, which: str, tensor: str) -> None:
+    damaged = Head(LOCAL.weight.copy(), np.array(LOCAL.bias))
+    getattr(damaged, tensor)[1] = bad
+    pair = (damaged, GLOBAL) if which == "local" else (GLOBAL, damaged)
+    with pytest.raises(MismatchError, match=f"{which} checkpoint"):
+        check_heads(*pair)
+
+
+def test_update_of_zero_is_refused() -> None:
+    with pytest.raises(MismatchError, match="identical"):
+        head_update(GLOBAL, GLOBAL)
+    with pytest.raises(MismatchError, match="identical"):
+        check_moved(HeadUpdate(np.zeros((2, 2)), None))
+    check_moved(HeadUpdate(np.zeros((2, 2)), np.array([0.0, 1e-30])))
+
+
+def codes(u: list[float], *, change: float = 1.0, value: float = 1.0) -> list[str]:
+    update = HeadUpdate(np.full((len(u), 2), change), np.full(len(u), change))
+    head = Head(np.full((len(u), 2), value), np.full(len(u), value))
+    _, notes = check_update(np.array(u), update, head)
+    return [note.code for note in notes]
+
+
+def test_warnings() -> None:
+    assert codes([0.5, -0.5, 0.0]) == []
+    assert codes([1.0, -0.4, -0.6]) == []
+    assert codes([0.0, 0.0]) == []
+    assert codes([1.2, -0.6, -0.6]) == ["update-too-large"]
+    assert codes([0.6, 0.6, -1.2]) == ["update-too-large"]
+    assert codes([0.5, -0.4, 0.0]) == ["update-unbalanced"]
+    assert codes([5.0, 4.0]) == ["update-too-large", "update-unbalanced"]
+    assert codes([0.5, -0.5], change=1e-7) == ["update-near-precision"]
+    assert codes([0.5, -0.5], change=1e-5) == []
+    assert codes([0.5, -0.5], change=1e-7, value=0.0) == []
+
+
+def test_diagnostics_are_finite_numbers() -> None:
+    for change in (0.0, 1e-300, 1.0):
+        update = HeadUpdate(np.full((2, 2), 1.0), np.full(2, change))
+        diagnostics, _ = check_update(np.array([0.3, -0.2]), update, Head(np.ones((2, 2)), np.ones(2)))
+        assert all(np.isfinite(value) for value in diagnostics.values())
+        assert diagnostics["update_max"] == 0.3
+        assert diagnostics["update_balance"] == pytest.approx(0.2)
+
+
+@pytest.mark.parametrize(("match", "warns"), [(None, False), (0.95, False), (0.5, True), (-1.0, True)])
+def test_embedding_warning(match: float | None, warns: bool) -> None:
+    assert [note.code for note in check_embedding(match)] == (["embedding-mismatch"] if warns else [])

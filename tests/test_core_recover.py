@@ -1,0 +1,244 @@
+"""From an update to counts: exact where nothing is random, refused or warned where it can't be right."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from core_cases import (
+    random_head,
+    scripted_observation,
+    statistics_of,
+    with_bias_update,
+)
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rlu_cli.core.methods import AUTO, METHODS, get_method
+from rlu_cli.core.methods import rlu as rlu_module
+from rlu_cli.core.recover import head_update, normalised_update, recover_labels
+from rlu_cli.core.schemes import path_position
+from rlu_cli.core.search import SearchResult
+from rlu_cli.core.types import Head, LocalTraining, Recovery
+from rlu_cli.errors import MismatchError, UsageError
+
+
+def codes(recovery: Recovery) -> list[str]:
+    return [note.code for note in recovery.warnings]
+
+
+SCHEMES: dict[str, dict[str, Any]] = {
+    "fedavg": {},
+    "momentum": {"momentum": 0.9},
+    "dampened momentum": {"momentum": 0.9, "dampening": 0.5},
+    "nesterov": {"momentum": 0.9, "nesterov": True},
+    "fedprox": {"prox": 5.0, "scheme": "fedprox"},
+    "fedprox with momentum": {"prox": 5.0, "momentum": 0.5, "scheme": "fedprox"},
+    "weight decay": {"weight_decay": 0.1},
+    "scaffold": {"scheme": "scaffold"},
+    "feddyn": {"prox": 2.0, "scheme": "feddyn"},
+    "everything": {"prox": 1.0, "momentum": 0.5, "nesterov": True, "weight_decay": 0.1, "scheme": "feddc"},
+}
+WITH_CONSTANT = {"scaffold", "feddyn", "everything"}
+
+
+@pytest.mark.parametrize("bias", [True, False], ids=["bias", "no bias"])
+@pytest.mark.parametrize("steps", [1, 10])
+@pytest.mark.parametrize("name", SCHEMES)
+def test_noise_free_counts_are_exact(name: str, steps: int, bias: bool) -> None:
+    training = LocalTraining(steps, 32, 0.05, **SCHEMES[name])
+    for seed in range(3):
+        observation, truth = scripted_observation(
+            training, seed=seed, bias=bias, constant=name in WITH_CONSTANT
+        )
+        recovery = recover_labels(observation, method="rlu")
+        assert recovery.counts.tolist() == truth.tolist()
+        assert recovery.total == 32 * steps
+        assert recovery.diagnostics["residual"] < 1e-9
+        assert recovery.diagnostics["solver_certified"]
+        assert codes(recovery) == []
+        if bias:
+            assert recovery.diagnostics["embedding_match"] == pytest.approx(1.0, abs=1e-9)
+
+
+def test_learning_rate_schedule() -> None:
+    training = LocalTraining(5, 32, (0.1, 0.08, 0.05, 0.02, 0.01), momentum=0.9)
+    observation, truth = scripted_observation(training, seed=4)
+    assert recover_labels(observation).counts.tolist() == truth.tolist()
+
+
+@given(st.integers(0, 10_000), st.integers(2, 40), st.integers(1, 20), st.integers(1, 64))
+@settings(max_examples=40)
+def test_any_class_mix_is_recovered(seed: int, classes: int, steps: int, batch: int) -> None:
+    observation, truth = scripted_observation(LocalTraining(steps, batch, 0.1), classes=classes, seed=seed)
+    recovery = recover_labels(observation, method="rlu")
+    assert recovery.counts.tolist() == truth.tolist()
+    np.testing.assert_allclose(recovery.estimate, truth, atol=1e-6)
+
+
+def test_the_factor_m() -> None:
+    """u = Δb/(η m), not the Δb/η of the paper's Alg. 1, which is wrong as soon as m > 1."""
+    training = LocalTraining(10, 32, 0.05)
+    observation, truth = scripted_observation(training, seed=1)
+    bias = observation.update.bias
+    assert bias is not None
+    np.testing.assert_allclose(normalised_update(observation), bias / (0.05 * 10), rtol=1e-12)
+    assert recover_labels(observation).counts.tolist() == truth.tolist()
+    without = recover_labels(with_bias_update(observation, 10 * bias))  # u = Δb/η
+    assert np.abs(without.counts - truth).sum() > 0.2 * truth.sum()
+    assert "update-too-large" in codes(without)
+
+
+def test_confidence_is_weighed_along_the_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One step uses the global model's S alone; m steps the mean position of their gradients."""
+    for training in (LocalTraining(1, 32, 0.05), LocalTraining(10, 32, 0.05, momentum=0.9)):
+        observation, truth = scripted_observation(training, seed=2)
+        true_S = observation.start.confidence
+        position = path_position(training)
+        # Move both ends so that only their right average is the S of the training.
+        other = np.roll(true_S, 1, axis=1)
+        start = true_S + 0.01 * position * (other - true_S)
+        end = true_S - 0.01 * (1 - position) * (other - true_S)
+        embeddings = observation.start.embedding_mean
+        moved = replace(
+            observation, start=statistics_of(start, embeddings), end=statistics_of(end, embeddings)
+        )
+        recovery = recover_labels(moved)
+        assert recovery.counts.tolist() == truth.tolist()
+        assert recovery.diagnostics["residual"] < 1e-9
+        if training.steps > 1:  # … and not the paper's plain average of the two
+            monkeypatch.setattr(rlu_module, "path_position", lambda training: 0.5)
+            assert recover_labels(moved).diagnostics["residual"] > 1e-6
+
+
+def test_missing_local_statistics_are_noted_when_they_matter() -> None:
+    many, truth = scripted_observation(LocalTraining(10, 32, 0.05))
+    recovery = recover_labels(replace(many, end=None))
+    assert codes(recovery) == ["local-statistics-missing"]
+    assert recovery.counts.tolist() == truth.tolist()
+    one, _ = scripted_observation(LocalTraining(1, 32, 0.05))
+    assert codes(recover_labels(replace(one, end=None))) == []
+
+
+@pytest.mark.parametrize("steps", [1, 10])
+def test_wrong_learning_rate_is_noticed(steps: int) -> None:
+    observation, _ = scripted_observation(LocalTraining(steps, 32, 0.05), seed=1)
+    wrong = replace(observation, training=LocalTraining(steps, 32, 0.005))
+    assert codes(recover_labels(wrong)) == ["update-too-large"]
+
+
+def test_noise_is_noticed() -> None:
+    observation, _ = scripted_observation(LocalTraining(1, 32, 0.05), seed=1)
+    bias = observation.update.bias
+    assert bias is not None
+    noise = 0.3 * np.abs(bias).max() * np.random.default_rng(0).normal(size=len(bias))
+    assert "update-unbalanced" in codes(recover_labels(with_bias_update(observation, bias + noise)))
+
+
+def test_undeclared_weight_decay_is_noticed() -> None:
+    observation, _ = scripted_observation(LocalTraining(10, 32, 0.05, weight_decay=0.1), seed=1)
+    undeclared = replace(observation, training=LocalTraining(10, 32, 0.05))
+    assert "update-unbalanced" in codes(recover_labels(undeclared))
+
+
+def test_another_embedding_is_noticed() -> None:
+    observation, truth = scripted_observation(LocalTraining(1, 32, 0.05), size=40, seed=1)
+    embeddings = observation.start.embedding_mean * np.resize([1, -1], 40)
+    wrong = replace(observation, start=statistics_of(observation.start.confidence, embeddings))
+    recovery = recover_labels(wrong)
+    assert codes(recovery) == ["embedding-mismatch"]
+    assert recovery.counts.tolist() == truth.tolist()
+
+
+@pytest.mark.parametrize("total", [1, 250, 300, 319])
+def test_fewer_samples_than_steps_times_batch(total: int) -> None:
+    observation, truth = scripted_observation(LocalTraining(10, 32, 0.05))
+    recovery = recover_labels(replace(observation, training=LocalTraining(10, 32, 0.05, total=total)))
+    assert recovery.total == total
+    assert recovery.counts.sum() == total
+    assert np.all(np.abs(recovery.counts - truth * total / 320) < 1 + 1e-6)
+
+
+@pytest.mark.parametrize("which", ["start", "end"])
+@pytest.mark.parametrize(("classes", "size"), [(5, 8), (6, 7)])
+def test_statistics_of_another_network_are_refused(which: str, classes: int, size: int) -> None:
+    observation, _ = scripted_observation(LocalTraining(10, 32, 0.05))
+    other = statistics_of(np.full((classes, classes), 1 / classes), np.ones((classes, size)))
+    with pytest.raises(MismatchError, match="another network"):
+        recover_labels(replace(observation, **{which: other}))
+
+
+def test_update_that_is_none_is_refused() -> None:
+    head = random_head(np.random.default_rng(0), 4, 3)
+    with pytest.raises(MismatchError, match="identical"):
+        head_update(head, head)
+    with pytest.raises(MismatchError, match="finite"):
+        head_update(Head(head.weight * np.nan, head.bias), head)
+    with pytest.raises(MismatchError, match="different networks"):
+        head_update(Head(head.weight[:, :2], head.bias), head)
+
+
+def test_impossible_training_is_refused() -> None:
+    observation, _ = scripted_observation(LocalTraining(2, 32, 0.05))
+    with pytest.raises(UsageError):
+        recover_labels(replace(observation, training=LocalTraining(2, 32, -0.05)))
+    with pytest.raises(MismatchError):
+        recover_labels(replace(observation, training=LocalTraining(2, 32, (0.1, 0.1, 0.1))))
+
+
+@pytest.mark.parametrize("name", ["auto", *METHODS])
+def test_every_method_gives_counts_that_sum_to_total(name: str) -> None:
+    observation, _ = scripted_observation(LocalTraining(3, 16, 0.05))
+    first, again = (recover_labels(observation, method=name) for _ in range(2))
+    assert first.method == (AUTO if name == "auto" else name)
+    assert first.counts.dtype == np.int64
+    assert first.counts.sum() == first.total == 48
+    assert np.all(first.counts >= 0)
+    assert first.estimate.sum() == pytest.approx(48)
+    assert first.counts.tobytes() == again.counts.tobytes()
+
+
+def test_random_follows_the_seed() -> None:
+    observation, _ = scripted_observation(LocalTraining(3, 16, 0.05))
+    draws = {
+        tuple(recover_labels(replace(observation, seed=seed), method="random").counts) for seed in range(20)
+    }
+    assert len(draws) > 15
+
+
+def test_unknown_method_is_refused() -> None:
+    with pytest.raises(UsageError, match="'nonsense'"):
+        get_method("nonsense")
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_search_keeps_the_least_squares_answer_where_it_does_not_win(bias: bool) -> None:
+    training = LocalTraining(10, 32, 0.05, scheme="scaffold")
+    observation, _ = scripted_observation(training, bias=bias, constant=True)
+    plain = recover_labels(observation)
+    # The local means as the simulator itself would have them for the truth: nothing to improve.
+    searched = recover_labels(replace(observation, search_iterations=5, samples=100))
+    assert searched.diagnostics["search_moves"] == 0 or (
+        searched.diagnostics["search_mismatch"] < searched.diagnostics["search_initial_mismatch"]
+    )
+    assert searched.counts.sum() == plain.counts.sum()
+    assert "search_moves" not in plain.diagnostics
+
+
+def test_search_that_wins_gives_the_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    observation, _ = scripted_observation(LocalTraining(10, 32, 0.05))
+    found = np.array([320, 0, 0, 0, 0, 0])
+    for moves in (0, 2):
+        result = SearchResult(found, mismatch=1.0, initial_mismatch=2.0, moves=moves)
+        monkeypatch.setattr(rlu_module, "posterior_search", lambda *_, result=result: result)
+        recovery = recover_labels(replace(observation, search_iterations=5, samples=10))
+        assert (recovery.counts.tolist() == found.tolist()) == (moves > 0)
+        assert recovery.diagnostics["search_moves"] == moves
+
+
+def test_search_is_skipped_for_one_step() -> None:
+    observation, _ = scripted_observation(LocalTraining(1, 32, 0.05))
+    recovery = recover_labels(replace(observation, search_iterations=5))
+    assert "search_moves" not in recovery.diagnostics
