@@ -1,4 +1,4 @@
-"""Where values come from: flag, local metadata, global metadata, round.json; and what is said when nowhere."""
+"""Where values come from: flag, local metadata, global metadata, round.json; and what is missing."""
 
 from __future__ import annotations
 

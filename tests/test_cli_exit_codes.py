@@ -213,6 +213,10 @@ def test_3_output_that_cannot_be_written(tmp_path: Path) -> None:
     call("recover", *sample("untrained_m1"), *QUICK, "-o", tmp_path).refusal(3)
 
 
+def test_errors_are_told_even_when_quiet(tmp_path: Path) -> None:
+    assert "no such file" in call("recover", *flags_with(local=tmp_path / "k.pt"), "-q").refusal(3)
+
+
 # 4
 
 

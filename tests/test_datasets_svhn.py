@@ -154,7 +154,7 @@ def test_big_endian(tmp_path: Path) -> None:
 def test_bombs_are_not_inflated(tmp_path: Path) -> None:
     """A variable that deflates well is passed over, and a wanted one is not read beyond its shape."""
     path = tmp_path / "a.mat"
-    savemat(path, {"padding": np.zeros(50_000_000, np.uint8)}, do_compression=True)
+    savemat(path, {"padding": np.zeros(20_000_000, np.uint8)}, do_compression=True)
     tracemalloc.start()
     try:
         with pytest.raises(FileError, match="found padding"):
@@ -167,14 +167,16 @@ def test_bombs_are_not_inflated(tmp_path: Path) -> None:
 def test_changed_bytes(tmp_path: Path) -> None:
     """Such files crash other readers; here each is read or refused."""
     rng = random.Random(0)
-    for compress, changes in ((False, 1000), (True, 200)):
+    for compress, changes in ((False, 400), (True, 100)):
         path = write(tmp_path / "a.mat", compress)
         whole = path.read_bytes()
-        starts = [128, whole.rindex(b"y") - 48 if not compress else 128]
+        second = 136 + int.from_bytes(whole[132:136], "little")
         for _ in range(changes):
             changed = bytearray(whole)
             for _ in range(rng.randint(1, 4)):
-                changed[rng.choice(starts) + rng.randrange(72)] = rng.randrange(256)
+                changed[min(rng.choice([128, second]) + rng.randrange(64), len(whole) - 1)] = rng.randrange(
+                    256
+                )
             path.write_bytes(changed)
             try:
                 load_svhn(path)

@@ -49,7 +49,7 @@ _STEPS: dict[str, Any] = {
     "lr_decay": typer.Option(help="Factor that the learning rate shrinks by after each step."),
     "batch_size": typer.Option(min=1, help="Samples a step."),
     "steps": typer.Option(min=1, help="Local optimiser steps."),
-    "epochs": typer.Option(min=1, help="Passes over the client's data; needs --dataset-size."),
+    "epochs": typer.Option(min=1, help="Passes over the client's data, instead of --steps."),
     "scheme": typer.Option(help="fedavg, fedprox, scaffold, feddyn or feddc."),
     "lambda_": typer.Option("--lambda", help="Coefficient of FedProx, FedDyn, FedDC."),
     "optimizer": typer.Option(help="sgd."),

@@ -1,9 +1,11 @@
 """Numeric arrays in MATLAB 5 files (``save -v6`` and ``-v7``).
 
 SciPy reads these too, but a damaged file can crash its reader and the whole process with it. Here every
-length is checked before it is used. Layout: a header of 128 bytes, then one element per variable, deflated or
-not. An element is a tag, i.e. a type and a length, and its data; a variable's data are elements in turn: flags
-with the class, dimensions, name, values in column-major order.
+length is checked before it is used.
+
+Layout: a header of 128 bytes, then one element per variable, deflated or not. An element is a tag, which is
+a type and a length, and its data. A variable's data are elements in turn: flags with the class, dimensions,
+name, values in column-major order.
 """
 
 from __future__ import annotations

@@ -83,6 +83,6 @@ def _check(path: Path, variable: Variable) -> None:
         good = len(shape) == 2 and 1 in shape
     if not good or not 0 < math.prod(shape) <= _LIMIT:
         raise FileError(
-            f"{path}: expected uint8 X of shape (32, 32, 3, n) and y of shape (n, 1), found {variable.name} of "
-            f"shape {shape} ({variable.kind}); get the file from its official source"
+            f"{path}: expected uint8 X of shape (32, 32, 3, n) and y of shape (n, 1), found "
+            f"{variable.name} of shape {shape} ({variable.kind}); get the file from its official source"
         )
