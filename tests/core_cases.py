@@ -41,6 +41,7 @@ def statistics_of(S: FloatArray, embeddings: FloatArray) -> ModelStatistics:
         confidence=S,
         standard_error=np.zeros_like(S),
         embedding_mean=embeddings,
+        gradient_sum=(S - np.eye(len(S))) * embeddings.sum(axis=1, keepdims=True),
         accuracy=np.ones(len(S)),
     )
 

@@ -20,7 +20,7 @@ from rlu_cli.core.methods import AUTO, METHODS, get_method
 from rlu_cli.core.methods import rlu as rlu_module
 from rlu_cli.core.recover import head_update, normalised_update, recover_labels
 from rlu_cli.core.schemes import path_position
-from rlu_cli.core.search import SearchResult
+from rlu_cli.core.search import MeanSimulator, SearchResult
 from rlu_cli.core.types import Head, LocalTraining, Recovery
 from rlu_cli.errors import MismatchError, UsageError
 
@@ -214,16 +214,45 @@ def test_unknown_method_is_refused() -> None:
 
 
 @pytest.mark.parametrize("bias", [True, False])
-def test_search_keeps_the_least_squares_answer_where_it_does_not_win(bias: bool) -> None:
+def test_search_simulates_the_clients_own_training(monkeypatch: pytest.MonkeyPatch, bias: bool) -> None:
+    """It starts from the least-squares counts and is told how head and scheme move the mean logits."""
     training = LocalTraining(10, 32, 0.05, scheme="scaffold")
-    observation, _ = scripted_observation(training, bias=bias, constant=True)
+    observation, truth = scripted_observation(training, bias=bias, constant=True)
+    observation = replace(observation, search_iterations=5, samples=10)
+    k, asked = observation.constant_gradient, []
+    assert k is not None
+
+    def spy(
+        simulator: MeanSimulator, final_mean: np.ndarray, counts: np.ndarray, iterations: int
+    ) -> SearchResult:
+        asked.append((simulator, final_mean, counts.tolist(), iterations))
+        return SearchResult(counts, 1.0, 1.0, 0)
+
+    monkeypatch.setattr(rlu_module, "posterior_search", spy)
+    recover_labels(observation)
+    ((simulator, final_mean, counts, iterations),) = asked
+    assert counts == truth.tolist()
+    assert iterations == 5
+    assert simulator.training is training
+    assert observation.end is not None
+    np.testing.assert_array_equal(final_mean, observation.end.moments.mean)
+    # A step of the head along −k moves the logits of embedding ē_n by −(k_W ē_n + k_b).
+    for n, e in enumerate(observation.start.embedding_mean):
+        moved = k.weight @ e + (k.bias if k.bias is not None else 0.0)
+        np.testing.assert_allclose(simulator.constant[n], moved, rtol=1e-12)
+        for other, f in enumerate(observation.start.embedding_mean):
+            assert simulator.gram[n, other] == pytest.approx(e @ f + (1.0 if bias else 0.0))
+
+
+def test_search_keeps_the_real_valued_solution_where_it_does_not_win() -> None:
+    observation, _ = scripted_observation(LocalTraining(10, 32, 0.05, total=301))
     plain = recover_labels(observation)
-    # The local means as the simulator itself would have them for the truth: nothing to improve.
-    searched = recover_labels(replace(observation, search_iterations=5, samples=100))
-    assert searched.diagnostics["search_moves"] == 0 or (
-        searched.diagnostics["search_mismatch"] < searched.diagnostics["search_initial_mismatch"]
-    )
-    assert searched.counts.sum() == plain.counts.sum()
+    first = recover_labels(replace(observation, search_iterations=5, samples=100))
+    if first.diagnostics["search_moves"] == 0:
+        np.testing.assert_array_equal(first.estimate, plain.estimate)
+    else:
+        assert first.diagnostics["search_mismatch"] < first.diagnostics["search_initial_mismatch"]
+    assert first.counts.sum() == 301
     assert "search_moves" not in plain.diagnostics
 
 

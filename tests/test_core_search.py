@@ -241,6 +241,22 @@ def test_best_iterate_is_kept_where_the_last_is_worse() -> None:
     assert (result.moves, result.mismatch, result.initial_mismatch) == (1, 2.0, 18.0)
 
 
+def test_search_ends_when_it_comes_back() -> None:
+    class Wavering(MeanSimulator):
+        def __init__(self) -> None:
+            self.training = LocalTraining(2, 8, 0.1)
+            self.asked: list[list[int]] = []
+
+        def final_means(self, counts: np.ndarray) -> np.ndarray:
+            self.asked.append(counts.tolist())
+            sign = 1.0 if counts[0] == 10 else -1.0
+            return sign * np.array([[1.0, -1.0], [0.0, 0.0]])
+
+    simulator = Wavering()
+    posterior_search(simulator, np.zeros((2, 2)), np.array([10, 6]), 50)
+    assert simulator.asked == [[10, 6], [8, 8]]
+
+
 @pytest.mark.cuda
 def test_cuda_agrees_with_cpu() -> None:
     moments, gram = make_case(6)

@@ -154,7 +154,10 @@ def degenerate_problems() -> dict[str, Problem]:
         "far target": (D, 1e4 * v),
         "wide": (rng.normal(size=(3, 7)), rng.normal(size=3)),
         "wide, target inside": (rng.normal(size=(3, 7)), np.zeros(3)),
-        "wide, columns nearly equal": (np.ones((1, 6)) + 1e-9 * rng.normal(size=(1, 6)), np.array([1.5])),
+        "wide, more passive than rows": (
+            np.array([[2.0, 1, -1, -1, 0], [1, 0, 0, 1, -2]]),
+            np.array([1.0, 0]),
+        ),
         "tall": (rng.normal(size=(20, 5)), rng.normal(size=20)),
         "columns of very unequal size": (D * np.logspace(-8, 0, 6), v),
         "sure classes": (coefficient_matrix(np.eye(6) * (1 - 6e-7) + 1e-7), 1e-7 * u),
@@ -193,6 +196,28 @@ def test_certified_at_every_shape_and_scale(rows: int, classes: int, seed: int, 
     # Scaling both changes nothing but the residual.
     same = simplex_least_squares(A, u)
     assert solution.residual == pytest.approx(10**exponent * same.residual, rel=1e-6, abs=1e-9 * 10**exponent)
+
+
+@given(st.integers(1, 30), st.integers(0, 10_000), st.sampled_from(["inside", "outside", "noisy", "dense"]))
+def test_block_pivoting_alone_solves_regular_problems(classes: int, seed: int, kind: str) -> None:
+    A, u = random_problem(classes, seed, kind)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "_lawson_hanson", lambda B: pytest.fail("block pivoting gave up"))
+        assert simplex_least_squares(A, u).certified
+
+
+@given(st.integers(2, 6), st.integers(0, 10_000))
+def test_gap_bounds_what_is_left_to_gain_anywhere_on_the_simplex(classes: int, seed: int) -> None:
+    A, u = random_problem(classes, seed, "dense")
+    least = objective(A, u, all_supports(A, u))
+    vertices = np.eye(classes)
+    for z in (*vertices, *np.random.default_rng(seed).dirichlet(np.ones(classes), size=5)):
+        M = A - u[:, None]
+        gap = module._certify(z, M, 1.0).gap
+        assert gap >= objective(A, u, z) - least - 1e-9
+        # It is the slope of the objective toward the best vertex (Frank and Wolfe's gap).
+        towards = [2 * (M @ z) @ (M @ (z - vertex)) for vertex in vertices]
+        assert gap == pytest.approx(max(towards), rel=1e-9, abs=1e-12)
 
 
 @pytest.mark.parametrize("kind", ["inside", "outside", "noisy", "dense"])

@@ -96,17 +96,18 @@ def constant_gradient(
     """
     number = annotations.get("round", archived.round, whole)
     participation = annotations.get("participation", archived.participation, _share)
-    rounds = find_rounds(archived.history or [], client, number)
+    known = find_rounds(archived.history or [], client, None if number is None else number + 1)
+    rounds = [past for past in known if past.number != number]
     now = stack(reference)
     total_rate = float(step_rates(training).sum())
     zero = np.zeros_like(now)
-    given = None if archived.server_control is None else history.stacked(archived.server_control)[0]
+    given = _given_control(history, training.scheme, archived, known, number)
     if archived.client_control is not None:
         if given is None:
             raise MismatchError("expected --server-control beside --client-control: pass both variates")
         return unstack(given - history.stacked(archived.client_control)[0], reference), []
     if number == 1 and not rounds:
-        return unstack(zero, reference), []
+        return unstack(zero if given is None else given, reference), []
     if not rounds:
         raise MismatchError(_missing_history(training.scheme, number))
     notes = _gaps(rounds, number)
@@ -117,6 +118,8 @@ def constant_gradient(
         )
     state, control = ClientState.fresh(zero), zero
     heads = [history.stacked(past.reference)[0] for past in rounds] + [now]
+    if number is None:
+        _check_earlier(rounds, heads)
     for past, before, after in zip(rounds, heads[:-1], heads[1:], strict=True):
         if past.server_control is not None:
             control = history.stacked(past.server_control)[0]
@@ -142,6 +145,37 @@ def constant_gradient(
         training, server_control=control if given is None else given, total_rate=total_rate
     )
     return unstack(k, reference), notes
+
+
+def _given_control(
+    history: History,
+    scheme: str,
+    archived: HistoryOptions,
+    known: Sequence[PastRound],
+    number: int | None,
+) -> FloatArray | None:
+    """Scaffold's c of this round: the flag's, else the archive's own, else None."""
+    if scheme != "scaffold":
+        if archived.server_control is not None or archived.client_control is not None:
+            raise MismatchError(
+                f"expected --server-control and --client-control with scaffold only, found {scheme}: leave "
+                "them out, or correct --scheme"
+            )
+        return None
+    path = archived.server_control
+    if path is None:
+        path = next((now.server_control for now in known if now.number == number), None)
+    return None if path is None else history.stacked(path)[0]
+
+
+def _check_earlier(rounds: Sequence[PastRound], heads: Sequence[FloatArray]) -> None:
+    """Refuse a history that reaches into this round, where its number is unknown."""
+    for past, head in zip(rounds, heads[:-1], strict=True):
+        if np.array_equal(head, heads[-1]):
+            raise MismatchError(
+                f"expected earlier rounds in --history, found this one (round {past.number} has the same "
+                f"global output layer): say which round this is with --round {past.number}"
+            )
 
 
 def _share(value: str) -> float:
@@ -243,6 +277,8 @@ def _has_controls(rounds: Sequence[PastRound], current: FloatArray | None) -> bo
 
 def _missing_history(scheme: str, number: int | None) -> str:
     earlier = "all earlier rounds" if number is None else f"rounds 1 to {number - 1}"
+    if number == 2:
+        earlier = "round 1"
     more = " (or its variates: --server-control and --client-control)" if scheme == "scaffold" else ""
     first = "" if number is not None else ". If this is the client's first round, say so with --round 1"
     return (

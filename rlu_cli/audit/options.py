@@ -65,7 +65,7 @@ class SimulationOptions:
     rounds: int = 10
     averaging: Literal["size", "uniform"] = "size"
     aux_per_class: int = 100
-    test_size: int = 1000
+    test_size: int | None = None
     clip: float | None = None
     noise_std: float = 0.0
     top_k: float = 1.0

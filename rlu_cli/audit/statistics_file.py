@@ -22,6 +22,7 @@ _TENSORS = (
     "confidence",
     "standard_error",
     "embedding_mean",
+    "gradient_sum",
     "accuracy",
 )
 _ABOUT = (
@@ -61,6 +62,7 @@ def write_statistics(path: Path, stored: StoredStatistics) -> None:
         "confidence": s.confidence,
         "standard_error": s.standard_error,
         "embedding_mean": s.embedding_mean,
+        "gradient_sum": s.gradient_sum,
         "accuracy": s.accuracy,
     }
     tensors = {name: torch.from_numpy(array).contiguous() for name, array in arrays.items()}
@@ -86,7 +88,7 @@ def read_statistics(path: Path) -> StoredStatistics:
     N = len(arrays["counts"])
     L = arrays["embedding_mean"].shape[-1]
     rank = arrays["factor"].shape[1] if arrays["factor"].ndim == 3 else 0
-    expected = ((N, N), (N, rank, N), (N,), (N, N), (N, N), (N, L), (N,))
+    expected = ((N, N), (N, rank, N), (N,), (N, N), (N, N), (N, L), (N, N), (N,))
     for name, shape in zip(_TENSORS, expected, strict=True):
         if arrays[name].shape != shape or not bool(torch.isfinite(checkpoint.tensors[name]).all()):
             raise FileError(
@@ -99,6 +101,7 @@ def read_statistics(path: Path) -> StoredStatistics:
             arrays["confidence"],
             arrays["standard_error"],
             arrays["embedding_mean"],
+            arrays["gradient_sum"],
             arrays["accuracy"],
         ),
         about,

@@ -10,6 +10,7 @@ import typer
 
 from rlu_cli.audit.options import HistoryOptions, ModelOptions, RunOptions, TrainingOptions
 from rlu_cli.cli.options import AuxPath, OutputOptions, StatsPath, with_options
+from rlu_cli.core.method_names import METHOD_CHOICE
 from rlu_cli.errors import FileError, MismatchError, UsageError
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ def evaluate(
     ] = None,
     aux: AuxPath = None,
     stats: StatsPath = None,
-    method: Annotated[list[str] | None, typer.Option(help="auto, rlu or random; may be repeated.")] = None,
+    method: Annotated[list[str] | None, typer.Option(help=f"{METHOD_CHOICE}; may be repeated.")] = None,
     model: ModelOptions,
     training: TrainingOptions,
     history: HistoryOptions,

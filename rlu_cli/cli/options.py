@@ -111,7 +111,10 @@ _HELP: dict[type, dict[str, Any]] = {
         "rounds": typer.Option(help="Rounds in all; an archive can be made longer later."),
         "averaging": typer.Option(help="Weigh clients by their data or equally (FedAvg and FedProx)."),
         "aux_per_class": typer.Option(help="Images of each class kept apart as auxiliary data."),
-        "test_size": typer.Option(help="Images kept apart to measure the global model's accuracy."),
+        "test_size": typer.Option(
+            help="Images kept apart to measure the global model's accuracy; by default 1000, or a fifth of "
+            "those beside the auxiliary ones where that is fewer."
+        ),
         "clip": typer.Option(help="Defence: largest L2 norm of an update."),
         "noise_std": typer.Option(help="Defence: standard deviation of Gaussian noise on each value."),
         "top_k": typer.Option(help="Defence: share of the values that are sent, the largest ones."),

@@ -8,6 +8,7 @@ import typer
 
 from rlu_cli.audit.options import HistoryOptions, ModelOptions, RunOptions, TrainingOptions
 from rlu_cli.cli.options import AuxPath, GlobalPath, LocalPaths, OutputOptions, StatsPath, with_options
+from rlu_cli.core.method_names import METHOD_CHOICE
 from rlu_cli.errors import UnreliableError
 
 UNRELIABLE = (
@@ -17,6 +18,13 @@ UNRELIABLE = (
     "embedding-mismatch",
     "solver-uncertified",
     "local-statistics-missing",
+    "method-undetermined",
+    "assumes-few-samples",
+    "assumes-nonnegative-embedding",
+    "assumes-one-sample",
+    "assumes-one-step",
+    "assumes-unique-labels",
+    "assumes-untrained-model",
 )
 """Warnings after which the counts are not to be trusted."""
 
@@ -30,7 +38,7 @@ def recover(
     local: LocalPaths,
     aux: AuxPath = None,
     stats: StatsPath = None,
-    method: Annotated[str, typer.Option(help="auto, rlu or random.")] = "auto",
+    method: Annotated[str, typer.Option(help=f"{METHOD_CHOICE}.")] = "auto",
     model: ModelOptions,
     training: TrainingOptions,
     history: HistoryOptions,

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from rlu_cli.audit.options import SimulationOptions, StepOptions
-from rlu_cli.cli.options import with_options
+from rlu_cli.cli.options import show_version, with_options
 
 
 @with_options(training=StepOptions, options=SimulationOptions)
@@ -36,6 +36,10 @@ def simulate(
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:N or mps.")] = "auto",
     quiet: Annotated[bool, typer.Option("-q", "--quiet", help="No progress on stderr.")] = False,
     verbose: Annotated[int, typer.Option("-v", "--verbose", count=True, help="Say more on stderr.")] = 0,
+    version: Annotated[
+        bool,
+        typer.Option("--version", help="Show the version and exit.", is_eager=True, callback=show_version),
+    ] = False,
 ) -> None:
     """Train a federation for real, and archive every round with the truth.
 
@@ -49,6 +53,7 @@ def simulate(
     from rlu_cli.cli.console import Terminal, round_progress
     from rlu_cli.cli.output import open_output
     from rlu_cli.files.checkpoint import read_checkpoint
+    from rlu_cli.files.hashing import sha256_file
     from rlu_cli.images.datasets import open_dataset
     from rlu_cli.simulation.plot import plot_partition
     from rlu_cli.simulation.run import Simulator
@@ -58,7 +63,9 @@ def simulate(
     with terminal.reporter("reading images") as update:
         images = open_dataset(data, progress=update)
     simulator = Simulator(
-        Simulation(data, arch, normalize, seed, training, options),
+        Simulation(
+            data, arch, normalize, seed, training, options, None if init is None else sha256_file(init)
+        ),
         images,
         output,
         start=None if init is None else read_checkpoint(init).tensors,

@@ -54,6 +54,12 @@ def logit_moments(logits: FloatArray, labels: IntArray, num_classes: int) -> Log
     return LogitMoments(mean, factor, counts)
 
 
+def softmax(logits: FloatArray) -> FloatArray:
+    """softmax over the last axis."""
+    powers = np.exp(logits - logits.max(axis=-1, keepdims=True))
+    return np.asarray(powers / powers.sum(axis=-1, keepdims=True))
+
+
 def model_statistics(
     logits: FloatArray,
     embeddings: FloatArray,
@@ -77,10 +83,14 @@ def model_statistics(
     confidence = monte_carlo_confidence(moments, samples=samples, seed=seed, device=device)
     right = (logits.argmax(axis=1) == labels).astype(np.float64)
     by_class = [labels == n for n in range(num_classes)]
+    residuals = softmax(logits.astype(np.float64))
+    residuals[np.arange(len(labels)), labels] -= 1.0
+    residuals *= embeddings.sum(axis=1, dtype=np.float64)[:, None]
     return ModelStatistics(
         moments=moments,
         confidence=confidence.mean,
         standard_error=confidence.standard_error,
         embedding_mean=np.stack([embeddings[rows].mean(axis=0, dtype=np.float64) for rows in by_class]),
+        gradient_sum=np.stack([residuals[rows].mean(axis=0) for rows in by_class]),
         accuracy=np.array([right[rows].mean() for rows in by_class]),
     )

@@ -7,6 +7,7 @@ import numpy as np
 from rlu_cli.core.checks import check_embedding, check_heads, check_moved, check_update
 from rlu_cli.core.embedding import bias_from_weight, embedding_match, subtract_heads
 from rlu_cli.core.methods import get_method
+from rlu_cli.core.methods.assumptions import assumption_notes
 from rlu_cli.core.methods.base import Problem
 from rlu_cli.core.rounding import round_to_total
 from rlu_cli.core.schemes import check_training, drift, impulse_response
@@ -66,6 +67,13 @@ def normalised_update(observation: Observation) -> FloatArray:
     return change / float(np.sum(impulse_response(observation.training)))
 
 
+def mean_gradient(observation: Observation) -> Head:
+    """∇ = −(Δ + h) / (η Σ_τ ρ^τ) of W and b: the gradients of the steps, averaged with weights ρ."""
+    update = without_drift(observation)
+    scale = -1.0 / float(np.sum(impulse_response(observation.training)))
+    return Head(scale * update.weight, None if update.bias is None else scale * update.bias)
+
+
 def recover_labels(observation: Observation, *, method: str = "auto") -> Recovery:
     """Recover how many samples of each class a client trained on.
 
@@ -83,10 +91,16 @@ def recover_labels(observation: Observation, *, method: str = "auto") -> Recover
     """
     chosen = get_method(method)
     _check_shapes(observation)
+    if chosen.needs_bias and observation.head.bias is None:
+        raise MismatchError(
+            f"expected an output layer with a bias, which {chosen.name} works on, found one without: "
+            "choose another --method"
+        )
     check_training(observation.training)
     u = normalised_update(observation)
     diagnostics, notes = check_update(u, observation.update, observation.head)
-    estimate = chosen.solve(Problem(observation, u))
+    problem = Problem(observation, u, mean_gradient(observation))
+    estimate = chosen.solve(problem)
     total = observation.training.samples
     statistics = observation.start
     match = embedding_match(without_drift(observation), estimate.proportions, u, statistics)
@@ -104,7 +118,12 @@ def recover_labels(observation: Observation, *, method: str = "auto") -> Recover
             **diagnostics,
             **estimate.diagnostics,
         },
-        warnings=(*notes, *check_embedding(match), *estimate.warnings),
+        warnings=(
+            *notes,
+            *check_embedding(match),
+            *assumption_notes(chosen, problem),
+            *estimate.warnings,
+        ),
     )
 
 

@@ -67,6 +67,8 @@ class ModelStatistics:
     confidence : shape (N, N), S[n, j] = E[s_j | class n], rows sum to 1
     standard_error : shape (N, N), Monte Carlo standard error of ``confidence``
     embedding_mean : shape (N, L), mean embedding of each class
+    gradient_sum : shape (N, N), E[(s_j − 1{n = j}) Σ_l e_l | class n]: the mean row sums of the head's
+        weight gradient, over the samples themselves
     accuracy : shape (N,), share of each class's samples that the model gets right
     """
 
@@ -74,6 +76,7 @@ class ModelStatistics:
     confidence: FloatArray
     standard_error: FloatArray
     embedding_mean: FloatArray
+    gradient_sum: FloatArray
     accuracy: FloatArray
 
     @property

@@ -125,8 +125,13 @@ def claim(root: Path, simulation: Simulation) -> None:
         differing = sorted(name for name in old.keys() | new.keys() if old.get(name) != new.get(name))
         raise MismatchError(
             f"expected {root} to be empty or an archive of the same simulation, found one with other values "
-            f"of {', '.join(differing)}: choose another folder, or the same values"
+            f"of {', '.join(map(_flag, differing))}: choose another folder, or the same values"
         )
+
+
+def _flag(name: str) -> str:
+    """The option that sets a value: ``--lambda`` for ``lambda_``."""
+    return "--" + name.rstrip("_").replace("_", "-")
 
 
 def _flat(document: object) -> dict[str, Any]:

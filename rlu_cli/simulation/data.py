@@ -19,6 +19,8 @@ from rlu_cli.simulation.randomness import SHARES, SPLIT, stream_seed
 _IN_MEMORY_BYTES = 2**31
 """Normalised images are kept up to this size, and made batch by batch above it."""
 
+_TEST_SIZE = 1000
+
 
 class FederatedData:
     """A data set split into disjoint parts, ready to be fed to a model.
@@ -51,13 +53,16 @@ class FederatedData:
         if options.aux_per_class:
             self.aux = per_class_subset(images, options.aux_per_class, stream_seed(seed, SPLIT))
         rest = np.setdiff1d(np.arange(len(self.labels)), self.aux)
-        if len(rest) <= options.test_size:
+        held_out = options.test_size
+        if held_out is None:
+            held_out = max(1, min(_TEST_SIZE, len(rest) // 5))
+        if len(rest) <= held_out:
             raise MismatchError(
-                f"expected more than {options.test_size} images beside the auxiliary ones, found "
+                f"expected more than {held_out} images beside the auxiliary ones, found "
                 f"{len(rest)}: lower --test-size or --aux-per-class, or use more data"
             )
         rest = np.random.default_rng(stream_seed(seed, SPLIT, 1)).permutation(rest)
-        self.test, train = np.sort(rest[: options.test_size]), np.sort(rest[options.test_size :])
+        self.test, train = np.sort(rest[:held_out]), np.sort(rest[held_out:])
         parts = dirichlet_partition(
             self.labels[train], options.clients, options.alpha, seed=stream_seed(seed, SHARES)
         )

@@ -15,7 +15,7 @@ class Defence:
     clip : largest L2 norm of the update (DP-FedAvg, McMahan et al. 2018), None for no bound
     noise_std : standard deviation of the Gaussian noise added to each parameter's update
     top_k : share of the parameters, those that moved most, whose update is sent at all
-    quantize : bits of uniform quantisation between the update's smallest and largest value
+    quantize : bits of uniform quantisation between the smallest and the largest value sent
     """
 
     clip: float | None = None
@@ -38,10 +38,12 @@ class Defence:
         if self.top_k < 1:
             keep = max(1, round(self.top_k * update.numel()))
             kept = update.abs().topk(keep).indices
-            update = torch.zeros_like(update).index_copy_(0, kept, update[kept])
-        if self.quantize is not None:
-            low, high = update.min(), update.max()
-            step = (high - low) / (2**self.quantize - 1)
-            if float(step) > 0:
-                update = low + ((update - low) / step).round() * step
-        return update
+            return torch.zeros_like(update).index_copy_(0, kept, self._quantized(update[kept]))
+        return self._quantized(update)
+
+    def _quantized(self, values: Tensor) -> Tensor:
+        if self.quantize is None:
+            return values
+        low, high = values.min(), values.max()
+        step = (high - low) / (2**self.quantize - 1)
+        return low + ((values - low) / step).round() * step if float(step) > 0 else values

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-SPLIT, SHARES, SAMPLING, BATCHES, NOISE = range(5)
+SPLIT, SHARES, SAMPLING, BATCHES, NOISE, LAYERS = range(6)
 
 
 def stream_seed(seed: int, purpose: int, *key: int) -> int:

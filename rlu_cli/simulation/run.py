@@ -24,12 +24,14 @@ from rlu_cli.models import ModelSpec, build_model, flatten_logits, load_weights,
 from rlu_cli.simulation import archive
 from rlu_cli.simulation.client import epoch_indices, local_training, step_indices
 from rlu_cli.simulation.data import FederatedData
-from rlu_cli.simulation.randomness import BATCHES, NOISE, SAMPLING, stream_seed
+from rlu_cli.simulation.randomness import BATCHES, LAYERS, NOISE, SAMPLING, stream_seed
 from rlu_cli.simulation.server import Contribution, Server
 from rlu_cli.simulation.settings import Simulation, check_options, defence_of, training_annotations
 from rlu_cli.simulation.vectors import Layout, snapshot
 
 _EVALUATION_BATCH = 500
+_LENET_SIDE = 12
+"""Smaller images (scikit-learn's digits) need more than LeNet-5's usual padding of 2."""
 
 
 @dataclass(frozen=True)
@@ -120,7 +122,8 @@ class Simulator:
                 lines = [line for line in lines if line.round < number] + done
                 archive.write_truth(self.root, lines)
             yield RoundReport(number, done[0].accuracy, names, resumed)
-        archive.save_model(self.root / "final.safetensors", self._global_state(), self.about)
+        if not lines or lines[-1].round == self.options.rounds:  # not a prefix of a longer archive
+            archive.save_model(self.root / "final.safetensors", self._global_state(), self.about)
 
     def accuracy(self) -> float:
         """Share of the held-out images that the global model gets right."""
@@ -164,12 +167,14 @@ class Simulator:
         """The state that the client sends back."""
         self._load_global()
         constant = self.server.constant_gradient(archive.client_name(client), training)
-        local_training(
-            self.model,
-            (self.data.batch(rows) for rows in batches),
-            training,
-            constant=None if constant is None else self.layout.split(constant),
-        )
+        with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
+            torch.manual_seed(stream_seed(self.simulation.seed, LAYERS, number, client))  # dropout
+            local_training(
+                self.model,
+                (self.data.batch(rows) for rows in batches),
+                training,
+                constant=None if constant is None else self.layout.split(constant),
+            )
         state = snapshot(self.model)
         defence = defence_of(self.options)
         if not defence.active:
@@ -213,6 +218,8 @@ class Simulator:
 
     def _scheme(self) -> str:
         """The scheme, once the training values are known to be good."""
+        if self.simulation.training.steps is not None and self.simulation.training.epochs is not None:
+            raise UsageError("expected either --steps or --epochs, found both: leave one out")
         training = self._training(max(len(share) for share in self.data.shares))
         if training.scheme == "feddyn" and training.prox <= 0:
             raise UsageError("expected a positive --lambda for feddyn, whose server divides by it, found 0")
@@ -240,7 +247,8 @@ class Simulator:
             for name, parameter in self.model.named_parameters():
                 parameter.copy_(parts[name])
             for name, buffer in self.model.named_buffers():
-                buffer.copy_(self.server.buffers[name])
+                if name in self.server.buffers:  # not one that checkpoints leave out
+                    buffer.copy_(self.server.buffers[name])
 
 
 def complete_spec(arch: str, data: FederatedData) -> ModelSpec:
@@ -255,4 +263,6 @@ def complete_spec(arch: str, data: FederatedData) -> ModelSpec:
         "image_size": (height, width),
         "activation": "relu",
     }
+    if spec.target == "lenet5" and min(height, width) < _LENET_SIDE:
+        settled["padding"] = (_LENET_SIDE + 5 - min(height, width)) // 2
     return ModelSpec(spec.name, {**settled, **spec.kwargs})

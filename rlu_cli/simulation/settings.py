@@ -18,6 +18,7 @@ class Simulation:
 
     data, arch, normalize : as on the command line
     training : how each client trains; epochs and dataset size are settled per client
+    init : SHA-256 of the first global model's file, None for a fresh model
     """
 
     data: str
@@ -26,6 +27,7 @@ class Simulation:
     seed: int
     training: StepOptions
     options: SimulationOptions = field(default_factory=SimulationOptions)
+    init: str | None = None
 
     def document(self) -> dict[str, Any]:
         """All values that shape the archive, but the number of rounds, which may grow."""
@@ -73,7 +75,7 @@ def check_options(options: SimulationOptions) -> None:
         ("alpha", options.alpha > 0, "above 0"),
         ("participation", 0 < options.participation <= 1, "in (0, 1]"),
         ("aux-per-class", options.aux_per_class >= 0, "at least 0"),
-        ("test-size", options.test_size >= 1, "at least 1"),
+        ("test-size", options.test_size is None or options.test_size >= 1, "at least 1"),
         ("clip", options.clip is None or options.clip > 0, "above 0"),
         ("noise-std", options.noise_std >= 0, "at least 0"),
         ("top-k", 0 < options.top_k <= 1, "in (0, 1]"),

@@ -2,12 +2,41 @@
 
 from __future__ import annotations
 
-from rlu_cli.core.methods.base import Method
+from rlu_cli.core.methods.base import Capabilities, Method
+from rlu_cli.core.methods.dimitrov import DIMITROV
+from rlu_cli.core.methods.ebi import EBI
+from rlu_cli.core.methods.gradinversion import GRADINVERSION
+from rlu_cli.core.methods.idlg import IDLG
+from rlu_cli.core.methods.ilrg import ILRG
+from rlu_cli.core.methods.llbg import LLBG
+from rlu_cli.core.methods.llg import LLG
+from rlu_cli.core.methods.llg_plus import LLG_PLUS
 from rlu_cli.core.methods.random import RANDOM
+from rlu_cli.core.methods.rlg import RLG
 from rlu_cli.core.methods.rlu import RLU
+from rlu_cli.core.methods.zlg import ZLG
+from rlu_cli.core.methods.zlg_plus import ZLG_PLUS
 from rlu_cli.errors import UsageError
 
-METHODS: dict[str, Method] = {method.name: method for method in (RLU, RANDOM)}
+METHODS: dict[str, Method] = {
+    method.name: method
+    for method in (
+        RLU,
+        IDLG,
+        GRADINVERSION,
+        RLG,
+        LLG,
+        LLG_PLUS,
+        ZLG,
+        ZLG_PLUS,
+        ILRG,
+        EBI,
+        LLBG,
+        DIMITROV,
+        RANDOM,
+    )
+}
+"""In the order of `rlu_cli.core.method_names`."""
 
 AUTO = RLU.name
 """What ``auto`` stands for: the best method there is."""
@@ -27,4 +56,4 @@ def get_method(name: str) -> Method:
     return method
 
 
-__all__ = ["AUTO", "METHODS", "Method", "get_method"]
+__all__ = ["AUTO", "METHODS", "Capabilities", "Method", "get_method"]

@@ -5,18 +5,55 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from rlu_cli.core.types import Estimate, FloatArray, LocalTraining, Observation
+import numpy as np
+
+from rlu_cli.core.types import Estimate, FloatArray, Head, LocalTraining, Note, Observation
 
 
 @dataclass(frozen=True)
 class Problem:
     """The observation, reduced to what all methods share.
 
-    u : (Δb + h) / (η Σ_τ ρ^τ), shape (N,): on average A z
+    u : (Δb + h) / (η Σ_τ ρ^τ), shape (N,): on average A z; −∇b where the head has a bias
+    gradient : ∇W and ∇b, −(Δ + h) / (η Σ_τ ρ^τ): the gradient of the mean loss, averaged over the steps.
+        What the methods that were made for the gradient of one batch take instead of it
     """
 
     observation: Observation
     u: FloatArray
+    gradient: Head
+
+    @property
+    def num_classes(self) -> int:
+        return self.observation.head.num_classes
+
+    @property
+    def total(self) -> int:
+        """Samples seen: labels to be shared out."""
+        return self.observation.training.samples
+
+    @property
+    def row_sums(self) -> FloatArray:
+        """g_j = Σ_l ∇W[j, l], shape (N,)."""
+        return np.asarray(self.gradient.weight.sum(axis=1))
+
+
+@dataclass(frozen=True)
+class Capabilities:
+    """Where a method's derivation holds: the columns of the RLU paper's Table 5.
+
+    batch : more than one sample
+    repeating_labels : several samples of one class
+    any_activation : embeddings that can be negative
+    several_steps : updates of more than one local step
+    trained_model : global models that already tell the classes apart
+    """
+
+    batch: bool
+    repeating_labels: bool
+    any_activation: bool
+    several_steps: bool
+    trained_model: bool
 
 
 @dataclass(frozen=True)
@@ -26,6 +63,9 @@ class Method:
     solve : the method itself
     needs_end : whether it wants the local model's statistics, given how the client trained
     reference : where it comes from
+    capabilities : where it holds, None where that means nothing (random)
+    needs_bias : whether the head must have a bias
+    uses_auxiliary : whether the counts depend on the auxiliary data
     """
 
     name: str
@@ -33,3 +73,25 @@ class Method:
     reference: str
     solve: Callable[[Problem], Estimate]
     needs_end: Callable[[LocalTraining], bool]
+    capabilities: Capabilities | None = None
+    needs_bias: bool = False
+    uses_auxiliary: bool = False
+
+
+def never(training: LocalTraining) -> bool:
+    """``needs_end`` of methods that look at the global model alone."""
+    return False
+
+
+def on_simplex(values: FloatArray) -> tuple[FloatArray, tuple[Note, ...]]:
+    """max(values, 0), scaled to sum 1; a uniform guess with a note where nothing positive is left."""
+    if np.all(np.isfinite(values)):
+        positive = np.maximum(values, 0.0)
+        mass = float(positive.sum())
+        if mass > 0:
+            return positive / mass, ()
+    note = Note(
+        "method-undetermined",
+        "the method's formula has no finite, positive answer for this update: the counts are a uniform guess",
+    )
+    return np.full(len(values), 1.0 / len(values)), (note,)

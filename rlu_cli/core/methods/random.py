@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from rlu_cli.core.methods.base import Method, Problem
+from rlu_cli.core.methods.base import Method, Problem, never
 from rlu_cli.core.types import Estimate
 
 
@@ -22,5 +22,5 @@ RANDOM = Method(
     summary="labels drawn uniformly at random, without looking at the update",
     reference="",
     solve=solve,
-    needs_end=lambda training: False,
+    needs_end=never,
 )

@@ -6,7 +6,7 @@ import numpy as np
 
 from rlu_cli.core.confidence import coefficient_matrix
 from rlu_cli.core.embedding import embedding_gram
-from rlu_cli.core.methods.base import Method, Problem
+from rlu_cli.core.methods.base import Capabilities, Method, Problem
 from rlu_cli.core.rounding import round_to_total
 from rlu_cli.core.schemes import path_position
 from rlu_cli.core.search import MeanSimulator, posterior_search
@@ -104,4 +104,12 @@ RLU = Method(
     reference="Chen & Vikalo, Recovering Labels from Local Updates in Federated Learning, ICML 2024",
     solve=solve,
     needs_end=lambda training: training.steps > 1,
+    capabilities=Capabilities(
+        batch=True,
+        repeating_labels=True,
+        any_activation=True,
+        several_steps=True,
+        trained_model=True,
+    ),
+    uses_auxiliary=True,
 )
