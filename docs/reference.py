@@ -1,4 +1,6 @@
-"""Write every command's help into docs/cli.md; `--check` only says whether that is needed.
+"""Write every command's help into docs/cli.md and the capability table into docs/methods.md.
+
+`--check` only says whether that is needed.
 
 python docs/reference.py
 """
@@ -10,7 +12,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+from rlu_cli.core.methods import METHODS
+from rlu_cli.core.methods.table import capability_table
+
 PAGE = Path(__file__).resolve().parent / "cli.md"
+METHODS_PAGE = PAGE.with_name("methods.md")
 MARK = "<!-- help -->\n"
 COMMANDS = ("", "recover", "estimate-logits", "evaluate", "inspect", "simulate")
 
@@ -28,11 +34,20 @@ def rendered() -> str:
     return "".join(parts)
 
 
+def with_capabilities() -> str:
+    """The page on the methods, with what they declare."""
+    text = METHODS_PAGE.read_text(encoding="utf-8")
+    head, rest = text.split("<!-- capabilities -->\n")
+    tail = rest.split("<!-- end -->\n")[1]
+    return f"{head}<!-- capabilities -->\n{capability_table(METHODS)}<!-- end -->\n{tail}"
+
+
 def main() -> None:
-    text = rendered()
-    if "--check" in sys.argv:
-        sys.exit(0 if PAGE.read_text(encoding="utf-8") == text else "docs/cli.md: run docs/reference.py")
-    PAGE.write_text(text, encoding="utf-8")
+    for page, text in ((PAGE, rendered()), (METHODS_PAGE, with_capabilities())):
+        if "--check" not in sys.argv:
+            page.write_text(text, encoding="utf-8")
+        elif page.read_text(encoding="utf-8") != text:
+            sys.exit(f"docs/{page.name}: run docs/reference.py")
 
 
 if __name__ == "__main__":

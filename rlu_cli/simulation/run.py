@@ -17,7 +17,7 @@ from rlu_cli.audit.history import GLOBAL_STEM, SERVER_CONTROL_STEM
 from rlu_cli.audit.options import TrainingOptions
 from rlu_cli.audit.training import resolve_training
 from rlu_cli.core.types import IntArray, LocalTraining
-from rlu_cli.errors import UsageError
+from rlu_cli.errors import MismatchError, UsageError
 from rlu_cli.files.checkpoint import read_checkpoint
 from rlu_cli.images import ImageSet, parse_normalization
 from rlu_cli.models import ModelSpec, build_model, flatten_logits, load_weights, parse_spec
@@ -169,12 +169,21 @@ class Simulator:
         constant = self.server.constant_gradient(archive.client_name(client), training)
         with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
             torch.manual_seed(stream_seed(self.simulation.seed, LAYERS, number, client))  # dropout
-            local_training(
-                self.model,
-                (self.data.batch(rows) for rows in batches),
-                training,
-                constant=None if constant is None else self.layout.split(constant),
-            )
+            try:
+                local_training(
+                    self.model,
+                    (self.data.batch(rows) for rows in batches),
+                    training,
+                    constant=None if constant is None else self.layout.split(constant),
+                )
+            except ValueError as error:
+                if min(map(len, batches)) > 1:
+                    raise
+                raise MismatchError(
+                    f"expected batches that the model can train on, found one of a single image "
+                    f"({archive.client_name(client)}: {error}): use --steps, which makes full batches, or "
+                    "another --batch-size"
+                ) from error
         state = snapshot(self.model)
         defence = defence_of(self.options)
         if not defence.active:

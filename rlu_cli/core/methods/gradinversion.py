@@ -30,8 +30,8 @@ def solve(problem: Problem) -> Estimate:
     notes = []
     if negative < total <= N:
         message = (
-            f"gradinversion assumes that no two samples share a label, but only {negative} classes of "
-            f"{total} samples have left a trace: the others are guessed"
+            f"gradinversion assumes that no two samples share a label and names {total} classes, but "
+            f"{total} samples have left a trace in {negative} of them: the others are guessed"
         )
         notes.append(Note("assumes-unique-labels", message))
     return Estimate(z, warnings=tuple(notes))

@@ -40,7 +40,10 @@ def solve(problem: Problem) -> Estimate:
     """
     N, L = problem.gradient.weight.shape
     C = _label_space(problem)
-    present = np.array([_separates(C, j) for j in range(N)], dtype=np.float64)
+    if len(C) >= N - 1:  # all of the space where Σ_j c_j = 0: r = C(1/N − 1_j) separates any j
+        present = np.ones(N)
+    else:
+        present = np.array([_separates(C, j) for j in range(N)], dtype=np.float64)
     z, notes = on_simplex(present)
     if problem.total >= min(N, L):
         note = Note(
@@ -66,6 +69,8 @@ def _label_space(problem: Problem) -> FloatArray:
 
 def _separates(C: FloatArray, j: int) -> bool:
     """Whether r with |r| ≤ 1 has r·c_j ≤ −0.5 and r·c_j' ≥ 0 for all other columns."""
+    if np.abs(C[:, j]).sum() < _SEPARATED:  # the most that any r could reach
+        return False
     from scipy.optimize import linprog
 
     others = np.delete(C, j, axis=1).T
