@@ -18,7 +18,7 @@ demo: $(VENV)/stamp
 	  --aux sample_data/aux
 
 test: $(VENV)/stamp
-	$(BIN)/python -m pytest -q
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto
 
 lint: $(VENV)/stamp
 	$(BIN)/ruff check .

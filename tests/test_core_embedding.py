@@ -16,7 +16,7 @@ from rlu_cli.core.embedding import (
     subtract_heads,
 )
 from rlu_cli.core.recover import normalised_update
-from rlu_cli.core.types import Head, HeadUpdate, LocalTraining
+from rlu_cli.core.types import FloatArray, Head, HeadUpdate, LocalTraining, ModelStatistics
 
 
 def test_implied_embedding_of_a_rank_one_update_is_exact() -> None:
@@ -50,12 +50,17 @@ def test_bias_from_weight_of_a_rank_one_update_is_exact() -> None:
     )
 
 
+def seen(statistics: ModelStatistics) -> tuple[FloatArray, FloatArray]:
+    """What the match compares with."""
+    return statistics.confidence, statistics.embedding_mean
+
+
 @pytest.mark.parametrize("steps", [1, 10])
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_match_of_a_consistent_update_is_one(steps: int, momentum: float) -> None:
     observation, truth = scripted_observation(LocalTraining(steps, 32, 0.05, momentum=momentum), seed=3)
     u, z = normalised_update(observation), truth / truth.sum()
-    match = embedding_match(observation.update, z, u, observation.start)
+    match = embedding_match(observation.update, z, u, *seen(observation.start))
     assert match == pytest.approx(1.0, abs=1e-12)
 
 
@@ -64,7 +69,7 @@ def test_match_of_another_embedding_is_low() -> None:
     u, z = normalised_update(observation), truth / truth.sum()
     embeddings = observation.start.embedding_mean
     other = replace(observation.start, embedding_mean=embeddings * np.resize([1, -1], 40))
-    match = embedding_match(observation.update, z, u, other)
+    match = embedding_match(observation.update, z, u, *seen(other))
     assert match is not None
     assert match < 0.5
 
@@ -73,9 +78,9 @@ def test_nothing_to_compare_is_none() -> None:
     observation, truth = scripted_observation(LocalTraining(1, 32, 0.05), seed=5)
     u, z = normalised_update(observation), truth / truth.sum()
     headless = HeadUpdate(observation.update.weight, None)
-    assert embedding_match(headless, z, u, observation.start) is None
+    assert embedding_match(headless, z, u, *seen(observation.start)) is None
     blank = replace(observation.start, embedding_mean=np.zeros_like(observation.start.embedding_mean))
-    assert embedding_match(observation.update, z, u, blank) is None
+    assert embedding_match(observation.update, z, u, *seen(blank)) is None
 
 
 def test_gram_is_how_one_class_moves_anothers_logits() -> None:

@@ -16,11 +16,13 @@ from core_cases import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rlu_cli.core.confidence import coefficient_matrix
 from rlu_cli.core.methods import AUTO, METHODS, get_method
 from rlu_cli.core.methods import rlu as rlu_module
 from rlu_cli.core.recover import head_update, normalised_update, recover_labels
 from rlu_cli.core.schemes import path_position
 from rlu_cli.core.search import MeanSimulator, SearchResult
+from rlu_cli.core.simplex import simplex_least_squares
 from rlu_cli.core.types import Head, LocalTraining, Recovery
 from rlu_cli.errors import MismatchError, UsageError
 
@@ -91,26 +93,40 @@ def test_the_factor_m() -> None:
     assert "update-too-large" in codes(without)
 
 
-def test_confidence_is_weighed_along_the_path(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One step uses the global model's S alone; m steps the mean position of their gradients."""
-    for training in (LocalTraining(1, 32, 0.05), LocalTraining(10, 32, 0.05, momentum=0.9)):
-        observation, truth = scripted_observation(training, seed=2)
-        true_S = observation.start.confidence
-        position = path_position(training)
-        # Move both ends so that only their right average is the S of the training.
-        other = np.roll(true_S, 1, axis=1)
-        start = true_S + 0.01 * position * (other - true_S)
-        end = true_S - 0.01 * (1 - position) * (other - true_S)
-        embeddings = observation.start.embedding_mean
-        moved = replace(
-            observation, start=statistics_of(start, embeddings), end=statistics_of(end, embeddings)
-        )
-        recovery = recover_labels(moved)
-        assert recovery.counts.tolist() == truth.tolist()
-        assert recovery.diagnostics["residual"] < 1e-9
-        if training.steps > 1:  # … and not the paper's plain average of the two
-            monkeypatch.setattr(rlu_module, "path_position", lambda training: 0.5)
-            assert recover_labels(moved).diagnostics["residual"] > 1e-6
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_confidence_is_weighed_along_the_path(momentum: float) -> None:
+    """m steps see S where their gradients were taken; both that place and z are found together."""
+    training = LocalTraining(10, 32, 0.05, momentum=momentum)
+    observation, truth = scripted_observation(training, seed=2)
+    z, true_S = truth / truth.sum(), observation.start.confidence
+    other = np.roll(true_S, 1, axis=1)
+    u = normalised_update(observation)
+    # Move both ends so that only their right average is the S of the training; the right place depends on
+    # the gradients at the ends, so it is a fixed point.
+    position = path_position(training)
+    for _ in range(100):
+        start = true_S + 0.05 * position * (other - true_S)
+        end = true_S - 0.05 * (1 - position) * (other - true_S)
+        decay = (u @ coefficient_matrix(end) @ z) / (u @ coefficient_matrix(start) @ z)
+        position = path_position(training, decay=decay)
+    assert abs(position - path_position(training)) > 1e-5  # … which κ = 1 misses
+    embeddings = observation.start.embedding_mean
+    moved = replace(observation, start=statistics_of(start, embeddings), end=statistics_of(end, embeddings))
+    recovery = recover_labels(moved)
+    assert recovery.counts.tolist() == truth.tolist()
+    assert recovery.diagnostics["path_position"] == pytest.approx(position, abs=2e-6)
+    assert recovery.diagnostics["residual"] < 1e-6
+    halfway = coefficient_matrix(0.5 * start + 0.5 * end)  # the paper's plain average of the two
+    assert simplex_least_squares(halfway, u).residual > 10 * recovery.diagnostics["residual"]
+
+
+def test_one_step_sees_the_global_model_alone() -> None:
+    observation, truth = scripted_observation(LocalTraining(1, 32, 0.05), seed=2)
+    far = np.roll(observation.start.confidence, 1, axis=1)
+    end = statistics_of(far, observation.start.embedding_mean)
+    recovery = recover_labels(replace(observation, end=end))
+    assert recovery.counts.tolist() == truth.tolist()
+    assert recovery.diagnostics["path_position"] == 0.0
 
 
 def test_missing_local_statistics_are_noted_when_they_matter() -> None:

@@ -242,6 +242,25 @@ def test_path_position_does_not_depend_on_the_scale_of_lr(training: LocalTrainin
     assert path_position(slower) == pytest.approx(path_position(plain), rel=1e-9, abs=1e-12)
 
 
+def test_path_position_is_higher_where_the_gradient_shrinks() -> None:
+    training = LocalTraining(10, 4, LR)
+    positions = [path_position(training, decay=decay) for decay in (4.0, 1.0, 0.25, 0.02)]
+    assert positions == sorted(positions)
+    assert 0 < positions[0] < positions[-1] < 1
+
+
+def test_path_position_of_a_decaying_gradient_solves_its_own_equation() -> None:
+    """Two steps: α_2 = g_1/(g_1 + g_2) with g_1 = 1 and g_2 = κ^α_2."""
+    position = path_position(LocalTraining(2, 4, LR), decay=0.25)
+    alpha = 2 * position  # ᾱ = (0 + α_2)/2
+    assert alpha == pytest.approx(1 / (1 + 0.25**alpha), abs=1e-4)
+
+
+@pytest.mark.parametrize("prox", [1.5 / LR, 1.9 / LR])
+def test_path_position_stays_on_the_path_under_a_pull_that_overshoots(prox: float) -> None:
+    assert 0 <= path_position(LocalTraining(2, 4, LR, prox=prox)) <= 1
+
+
 def test_path_position_is_lower_with_momentum() -> None:
     assert path_position(LocalTraining(10, 4, LR, momentum=0.9)) < path_position(LocalTraining(10, 4, LR))
 

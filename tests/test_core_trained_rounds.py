@@ -12,7 +12,7 @@ import torch
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
-from rlu_cli.core.methods import rlu as rlu_module
+from rlu_cli.core import path as path_module
 from rlu_cli.core.metrics import Scores, score_counts
 from rlu_cli.core.moments import model_statistics
 from rlu_cli.core.recover import head_update, recover_labels
@@ -151,6 +151,6 @@ def test_one_step_of_an_untrained_model_is_exact() -> None:
 def test_the_papers_printed_index_order_is_worse(monkeypatch: pytest.MonkeyPatch, reached: float) -> None:
     """A = I − S instead of I − Sᵀ; on seeds 100 to 109 it loses 8 points at 50 % and 15 at 80 %."""
     ours = [s.i_acc for seed in range(3) for s, _ in audit_clients(seed, reached, PLAIN, clients=5)]
-    monkeypatch.setattr(rlu_module, "coefficient_matrix", lambda S: np.eye(len(S)) - S)
+    monkeypatch.setattr(path_module, "coefficient_matrix", lambda S: np.eye(len(S)) - S)
     printed = [s.i_acc for seed in range(3) for s, _ in audit_clients(seed, reached, PLAIN, clients=5)]
     assert np.mean(ours) > np.mean(printed) + 0.04

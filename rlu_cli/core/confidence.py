@@ -87,15 +87,18 @@ def monte_carlo_confidence(
     N = sampler.num_classes
     # MPS has no float64; its sums stay in float32.
     wide = torch.float32 if sampler.device.type == "mps" else torch.float64
+    # Sums of differences from a value nearby: squares of the values themselves would lose small variances.
+    centre = torch.softmax(sampler.mean, dim=-1)
     total = torch.zeros(N, N, dtype=wide, device=sampler.device)
     squares = torch.zeros_like(total)
     for logits in sampler:
-        pair = torch.softmax(logits, dim=-1).mean(dim=0)  # (c, N, N)
-        total += pair.sum(dim=0, dtype=wide)
-        squares += pair.square().sum(dim=0, dtype=wide)
-    mean = (total / sampler.pairs).cpu().numpy().astype(np.float64)
+        spread = torch.softmax(logits, dim=-1).mean(dim=0) - centre  # (c, N, N)
+        total += spread.sum(dim=0, dtype=wide)
+        squares += spread.square().sum(dim=0, dtype=wide)
+    shift = (total / sampler.pairs).cpu().numpy().astype(np.float64)
     second = (squares / sampler.pairs).cpu().numpy().astype(np.float64)
-    variance = np.maximum(second - mean**2, 0.0)
+    mean = centre.cpu().numpy().astype(np.float64) + shift
+    variance = np.maximum(second - shift**2, 0.0)
     return Confidence(
         mean=mean / mean.sum(axis=1, keepdims=True),
         standard_error=np.sqrt(variance / max(sampler.pairs - 1, 1)),

@@ -30,7 +30,11 @@ def bias_from_weight(update: HeadUpdate, embedding: FloatArray) -> FloatArray:
 
 
 def embedding_match(
-    update: HeadUpdate, proportions: FloatArray, u: FloatArray, statistics: ModelStatistics
+    update: HeadUpdate,
+    proportions: FloatArray,
+    u: FloatArray,
+    confidence: FloatArray,
+    embedding_mean: FloatArray,
 ) -> float | None:
     """Cosine between the embedding that the update implies and the one the aux data predicts for it.
 
@@ -48,12 +52,13 @@ def embedding_match(
     update : ΔW + h, Δb + h: a drift has no embedding
     proportions : z, shape (N,)
     u : (Δb + h)/(ηΣρ), shape (N,)
+    confidence : S, shape (N, N), and embedding_mean : ē_n, shape (N, L), averaged over the training
     """
     implied = implied_embedding(update)
     if implied is None:
         return None
-    weights = proportions * (u - statistics.confidence @ u)
-    predicted = weights @ statistics.embedding_mean
+    weights = proportions * (u - confidence @ u)
+    predicted = weights @ embedding_mean
     norms = float(np.linalg.norm(implied) * np.linalg.norm(predicted))
     return float(implied @ predicted / norms) if norms > 0 else None
 

@@ -33,6 +33,8 @@ def logit_moments(logits: FloatArray, labels: IntArray, num_classes: int) -> Log
             "expected finite logits on the auxiliary images, found NaN or infinity: "
             "the checkpoint's weights, the normalisation or the architecture is wrong"
         )
+    if len(labels) != len(logits) or (len(labels) and not 0 <= labels.min() <= labels.max() < num_classes):
+        raise ValueError(f"expected a label in [0, {num_classes}) for each of {len(logits)} rows of logits")
     counts = np.bincount(labels, minlength=num_classes).astype(np.int64)
     if np.any(counts == 0):
         missing = np.flatnonzero(counts == 0)[:5].tolist()

@@ -102,8 +102,10 @@ def recover_labels(observation: Observation, *, method: str = "auto") -> Recover
     problem = Problem(observation, u, mean_gradient(observation))
     estimate = chosen.solve(problem)
     total = observation.training.samples
-    statistics = observation.start
-    match = embedding_match(without_drift(observation), estimate.proportions, u, statistics)
+    path = problem.path
+    match = embedding_match(
+        without_drift(observation), path.solution.z, u, path.confidence, path.embedding_mean
+    )
     return Recovery(
         method=chosen.name,
         total=total,
@@ -113,7 +115,7 @@ def recover_labels(observation: Observation, *, method: str = "auto") -> Recover
         high=estimate.high,
         diagnostics={
             "residual": None,
-            "aux_accuracy": statistics.overall_accuracy,
+            "aux_accuracy": observation.start.overall_accuracy,
             "embedding_match": match,
             **diagnostics,
             **estimate.diagnostics,

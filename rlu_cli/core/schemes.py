@@ -10,6 +10,9 @@ from numpy.typing import NDArray
 from rlu_cli.core.types import FloatArray, LocalTraining
 from rlu_cli.errors import MismatchError, UsageError
 
+_POSITION_ROUNDS = 8
+"""The positions depend on the gradients at them; this many rounds settle both."""
+
 SCHEMES = ("fedavg", "fedprox", "scaffold", "feddyn", "feddc")
 
 
@@ -142,22 +145,25 @@ def drift(
     return -recursion.displacement
 
 
-def path_position(training: LocalTraining) -> float:
-    """Where on the straight path from global to local model the average gradient was taken, in [0, 1).
+def path_position(training: LocalTraining, *, decay: float = 1.0) -> float:
+    """Where on the straight path from global to local model the average gradient was taken, in [0, 1].
 
         ᾱ = Σ_τ w^τ α_τ / Σ_τ w^τ,     α_τ = x_{τ−1} / x_m
 
-    with x the displacement under a constant gradient and w^τ of `impulse_response`. One step: 0, its
-    gradient is the global model's. Plain SGD: (m − 1)/2m. Momentum moves late and weighs early
-    gradients more, so it sits lower.
+    with w^τ of `impulse_response` and x the displacement under gradients κ^α: the gradient keeps its
+    direction and shrinks (or grows) evenly on the way, to κ = ``decay`` at its end. One step: 0, its
+    gradient is the global model's. Plain SGD with κ = 1: (m − 1)/2m. Momentum moves late and weighs early
+    gradients more, so it sits lower; a shrinking gradient moves early, so it sits higher.
     """
     if training.steps == 1:
         return 0.0
-    recursion = LinearRecursion(training, ())
-    positions = []
-    for _ in range(training.steps):
-        positions.append(float(recursion.displacement))
-        recursion.step(1.0)
+    alphas = np.zeros(training.steps)
+    for _ in range(1 if decay == 1.0 else _POSITION_ROUNDS):
+        recursion = LinearRecursion(training, ())
+        positions = []
+        for gradient in decay**alphas:
+            positions.append(float(recursion.displacement))
+            recursion.step(float(gradient))
+        alphas = np.clip(np.array(positions) / float(recursion.displacement), 0.0, 1.0)
     weights = impulse_response(training)
-    alphas = np.array(positions) / float(recursion.displacement)
-    return float(np.sum(weights * alphas) / np.sum(weights))
+    return float(np.clip(np.sum(weights * alphas) / np.sum(weights), 0.0, 1.0))

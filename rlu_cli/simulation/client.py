@@ -34,7 +34,8 @@ def local_training(
     batches : images (B, C, H, W) float32 and labels (B,) int64; one is used a step
     """
     model.train()
-    names, parameters = zip(*model.named_parameters(), strict=True)
+    trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+    names, parameters = zip(*trained, strict=True)
     rates = step_rates(training)
     optimizer = torch.optim.SGD(
         parameters,
@@ -52,7 +53,9 @@ def local_training(
         optimizer.zero_grad(set_to_none=True)
         loss_function(model(images), labels).backward()
         with torch.no_grad():
-            grads = [p.grad for p in parameters]
+            grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
+            for parameter, gradient in zip(parameters, grads, strict=True):
+                parameter.grad = gradient
             if anchors is not None:
                 torch._foreach_add_(grads, torch._foreach_sub(parameters, anchors), alpha=training.prox)
             if constants is not None:

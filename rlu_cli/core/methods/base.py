@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
+from rlu_cli.core.path import PathSolution, solve_on_path
 from rlu_cli.core.types import Estimate, FloatArray, Head, LocalTraining, Note, Observation
 
 
@@ -22,6 +24,11 @@ class Problem:
     observation: Observation
     u: FloatArray
     gradient: Head
+
+    @cached_property
+    def path(self) -> PathSolution:
+        """The least-squares proportions, and S and the embeddings where the gradients were taken."""
+        return solve_on_path(self.observation, self.u)
 
     @property
     def num_classes(self) -> int:

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from rlu_cli.core.confidence import coefficient_matrix
 from rlu_cli.core.embedding import embedding_gram
 from rlu_cli.core.methods.base import Capabilities, Method, Problem
 from rlu_cli.core.rounding import round_to_total
-from rlu_cli.core.schemes import path_position
 from rlu_cli.core.search import MeanSimulator, posterior_search
-from rlu_cli.core.simplex import simplex_least_squares
 from rlu_cli.core.types import Estimate, FloatArray, Note, Observation
 
 
@@ -21,24 +18,24 @@ def solve(problem: Problem) -> Estimate:
 
     With all batches drawn from one class mix z this is u = Ā z with u = (Δb + h)/(ηΣρ) and
     Ā = Σ_τ ρ^τ A^τ / Σ_τ ρ^τ, solved by least squares on the simplex. S is known at both ends of
-    training, S^1 from the global and S^{m+1} from the local model; in between it is interpolated,
-    which leaves
-
-        S̄ = (1 − ᾱ) S^1 + ᾱ S^{m+1}
-
-    with ᾱ the mean position of the m gradients on the way (`path_position`; the paper's ½ is its limit
-    for many steps of plain SGD; one step uses S^1 alone). With search iterations T > 0 the posterior
+    training, S^1 from the global and S^{m+1} from the local model; in between it is interpolated, where
+    the gradients were taken (`solve_on_path`; the paper's plain average is the limit for many steps of
+    plain SGD with a constant gradient). With search iterations T > 0 the posterior
     search (Alg. 2) then refines the counts, and they are kept only where the simulated local model
     comes closer to the real one.
     """
     observation = problem.observation
-    confidence, notes = _path_confidence(observation)
-    solution = simplex_least_squares(coefficient_matrix(confidence), problem.u)
+    notes: list[Note] = []
+    if observation.end is None and observation.training.steps > 1:
+        message = "the local model's statistics are missing, so S is the global model's all along"
+        notes.append(Note("local-statistics-missing", message))
+    solution = problem.path.solution
     proportions = solution.z
     diagnostics: dict[str, float | bool | int | None] = {
         "residual": solution.residual,
         "duality_gap": solution.gap,
         "solver_certified": solution.certified,
+        "path_position": problem.path.position,
     }
     if not solution.certified:
         notes.append(
@@ -51,18 +48,6 @@ def solve(problem: Problem) -> Estimate:
         proportions, searched = _search(observation, proportions)
         diagnostics.update(searched)
     return Estimate(proportions, diagnostics, tuple(notes))
-
-
-def _path_confidence(observation: Observation) -> tuple[FloatArray, list[Note]]:
-    """S averaged over training, and a note where one end of it is missing."""
-    start, end = observation.start, observation.end
-    if observation.training.steps == 1:
-        return start.confidence, []
-    if end is None:
-        message = "the local model's statistics are missing, so S is the global model's all along"
-        return start.confidence, [Note("local-statistics-missing", message)]
-    position = path_position(observation.training)
-    return (1 - position) * start.confidence + position * end.confidence, []
 
 
 def _search(
