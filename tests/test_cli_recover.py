@@ -264,3 +264,18 @@ def test_document_is_stable_json(round_: str) -> None:
     text = call("recover", *sample(round_), *QUICK).out
     assert text.endswith("}\n")
     assert json.dumps(strict_json(text), ensure_ascii=False, indent=2) + "\n" == text
+
+
+def test_warnings_of_several_clients_say_whose_and_common_ones_come_once() -> None:
+    """A rate too small makes every client's |u_j| too large; what the model is warned of is common."""
+    folder = SAMPLES / "untrained_m1"
+    locals_ = [folder / f"client_{k}.safetensors" for k in range(2)]
+    given = [argument for path in locals_ for argument in ("--local", path)]
+    aux = ("--aux", SAMPLES / "aux", "--class-order", "string", "--lr", "0.0001")
+    result = call("recover", "--global", folder / "global.safetensors", *given, *aux)
+    assert result.code == 0
+    large = [line for line in result.err.splitlines() if "update-too-large" in line]
+    assert len(large) == 2
+    assert all(str(path) in line for path, line in zip(locals_, large, strict=True))
+    lines = result.err.splitlines()
+    assert len(lines) == len(set(lines))

@@ -21,6 +21,7 @@ class Terminal:
         self.quiet = quiet
         self.verbose = verbose
         self.interactive = sys.stderr.isatty() and not quiet
+        self._said: set[str] = set()
 
     @property
     def reporter(self) -> Reporter:
@@ -32,12 +33,15 @@ class Terminal:
         """Tables are for people: on a terminal, or when asked for with -v."""
         return self.interactive or (self.verbose > 0 and not self.quiet)
 
-    def warn(self, warnings: Sequence[dict[str, str]]) -> None:
-        """One line a warning."""
+    def warn(self, warnings: Sequence[dict[str, str]], *, about: str | None = None) -> None:
+        """One line a warning, each said once; ``about`` names what it is about, where that is not plain."""
         if self.quiet:
             return
         for warning in warnings:
-            _say(f"warning [{warning['code']}]: {warning['message']}")
+            line = f"warning [{warning['code']}]: " + (f"{about}: " if about else "") + warning["message"]
+            if line not in self._said:
+                _say(line)
+                self._said.add(line)
 
     def say(self, text: str) -> None:
         """One line of information."""
@@ -50,13 +54,15 @@ class Terminal:
             return
         from rich.table import Table
 
-        table = Table(title=title, title_justify="left", title_style="bold")
+        table = Table()
         for number, column in enumerate(columns):
             numeric = number > 1 and column != ""
             table.add_column(column, justify="right" if numeric else "left", overflow="fold")
         for row in rows:
             table.add_row(*(_escape(cell) for cell in row))
-        _console().print(table)
+        console = _console()
+        console.print(_escape(title), style="bold", soft_wrap=True)
+        console.print(table)
 
 
 def recovery_table(terminal: Terminal, document: dict[str, Any]) -> None:

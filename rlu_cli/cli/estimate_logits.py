@@ -55,5 +55,7 @@ def estimate_logits(
         ],
     )
     terminal.warn(document["warnings"])
+    if saved is None:
+        terminal.say("nothing is saved: pass -o stats.safetensors to keep the statistics for recover --stats")
     with open_output("-") as write:
         write(dumps(document, indent=2))

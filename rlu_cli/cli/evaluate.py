@@ -49,7 +49,9 @@ def evaluate(
     ] = None,
     aux: AuxPath = None,
     stats: StatsPath = None,
-    method: Annotated[list[str] | None, typer.Option(help=f"{METHOD_CHOICE}; may be repeated.")] = None,
+    method: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help=f"{METHOD_CHOICE}; may be repeated.")
+    ] = None,
     model: ModelOptions,
     training: TrainingOptions,
     history: HistoryOptions,
@@ -76,6 +78,7 @@ def evaluate(
     form = _form(archive=archive, result=result, reference=global_, local=local)
     if form == "archive":
         _refuse("--archive", truth=truth, stats=stats, history=history.history)
+        _refuse("--archive", server_control=history.server_control, client_control=history.client_control)
     elif truth is None:
         raise UsageError("expected what the client trained on, found nothing: pass --truth FILE")
     with open_output(out.output) as write:
@@ -121,7 +124,7 @@ def _form(*, archive: Path | None, result: Path | None, reference: Path | None, 
 
 def _refuse(form: str, **options: object) -> None:
     """Refuse options that the chosen form would ignore."""
-    given = [name for name, value in options.items() if value is not None]
+    given = [name.replace("_", "-") for name, value in options.items() if value is not None]
     if given:
         raise UsageError(f"expected no --{given[0]} with {form}, which has its own: leave it out")
 

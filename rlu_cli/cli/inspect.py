@@ -12,7 +12,7 @@ from rlu_cli.cli.options import OutputOptions, with_options
 
 @with_options(out=OutputOptions)
 def inspect(
-    checkpoint: Annotated[list[Path], typer.Argument(metavar="CHECKPOINT...", help="Checkpoint files.")],
+    checkpoint: Annotated[list[Path], typer.Argument(metavar="CHECKPOINT", help="Checkpoint files.")],
     out: OutputOptions,
 ) -> None:
     """Show what a checkpoint is: format, tensors, output layer, annotations, matching architecture.

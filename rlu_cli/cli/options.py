@@ -47,9 +47,9 @@ class OutputOptions:
 _STEPS: dict[str, Any] = {
     "lr": typer.Option(metavar="RATE", help="Learning rate, or one for each step: 0.1,0.1,0.01."),
     "lr_decay": typer.Option(help="Factor that the learning rate shrinks by after each step."),
-    "batch_size": typer.Option(min=1, help="Samples a step."),
-    "steps": typer.Option(min=1, help="Local optimiser steps."),
-    "epochs": typer.Option(min=1, help="Passes over the client's data, instead of --steps."),
+    "batch_size": typer.Option(min=1, metavar="N", help="Samples a step."),
+    "steps": typer.Option(min=1, metavar="N", help="Local optimiser steps."),
+    "epochs": typer.Option(min=1, metavar="N", help="Passes over the client's data, instead of --steps."),
     "scheme": typer.Option(help="fedavg, fedprox, scaffold, feddyn or feddc."),
     "lambda_": typer.Option("--lambda", help="Coefficient of FedProx, FedDyn, FedDC."),
     "optimizer": typer.Option(help="sgd."),
@@ -83,7 +83,7 @@ _HELP: dict[type, dict[str, Any]] = {
     StepOptions: _STEPS,
     TrainingOptions: {
         **_STEPS,
-        "dataset_size": typer.Option(min=1, help="Samples that the client has, with --epochs."),
+        "dataset_size": typer.Option(min=1, metavar="N", help="Samples that the client has, with --epochs."),
     },
     HistoryOptions: {
         "history": typer.Option(
@@ -93,12 +93,12 @@ _HELP: dict[type, dict[str, Any]] = {
         ),
         "server_control": typer.Option(metavar="FILE", help="Scaffold's archived server variate."),
         "client_control": typer.Option(metavar="FILE", help="Scaffold's archived client variate."),
-        "round": typer.Option(min=1, help="Number of this round; 1 is the first."),
+        "round": typer.Option(min=1, metavar="N", help="Number of this round; 1 is the first."),
         "participation": typer.Option(help="Share of the clients that trained in each round."),
     },
     RunOptions: {
         "device": typer.Option(help="auto, cpu, cuda, cuda:N or mps."),
-        "seed": typer.Option(min=0, help="Same seed and same inputs, same bytes out."),
+        "seed": typer.Option(min=0, metavar="N", help="Same seed and same inputs, same bytes out."),
         "samples": typer.Option(min=2, metavar="M", help="Monte Carlo samples a class."),
         "search_iterations": typer.Option(
             min=0, metavar="T", help="Iterations of the paper's posterior search; 0 measured best."

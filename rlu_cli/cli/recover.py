@@ -38,7 +38,7 @@ def recover(
     local: LocalPaths,
     aux: AuxPath = None,
     stats: StatsPath = None,
-    method: Annotated[str, typer.Option(help=f"{METHOD_CHOICE}.")] = "auto",
+    method: Annotated[str, typer.Option(metavar="NAME", help=f"{METHOD_CHOICE}.")] = "auto",
     model: ModelOptions,
     training: TrainingOptions,
     history: HistoryOptions,
@@ -55,7 +55,7 @@ def recover(
     Prints one JSON object; with several --local, one a line. What the checkpoints' metadata (fl.lr,
     fl.batch_size, fl.steps, …) or a round.json beside the local one say need not be said again.
     """
-    from rlu_cli.audit.report import dumps, recovery_document
+    from rlu_cli.audit.report import dumps, recovery_document, warning_list
     from rlu_cli.cli.console import Terminal, recovery_table
     from rlu_cli.cli.output import open_output
     from rlu_cli.cli.session import open_round
@@ -70,7 +70,10 @@ def recover(
             client = auditor.recover(checkpoint, training, [method], history)
             document = recovery_document(auditor, client, client.recoveries[0])
             recovery_table(terminal, document)
-            terminal.warn(document["warnings"])
+            shared = warning_list(auditor.notes)
+            own = [warning for warning in document["warnings"] if warning not in shared]
+            terminal.warn(shared)
+            terminal.warn(own, about=str(checkpoint.path) if len(local) > 1 else None)
             write(dumps(document, indent=2 if len(local) == 1 else None))
             failed |= {warning["code"] for warning in document["warnings"]} & set(UNRELIABLE)
     if strict and failed:

@@ -32,7 +32,9 @@ def simulate(
     ] = None,
     options: SimulationOptions,
     training: StepOptions,
-    seed: Annotated[int, typer.Option(min=0, help="Same seed and same inputs, same archive.")] = 0,
+    seed: Annotated[
+        int, typer.Option(min=0, metavar="N", help="Same seed and same inputs, same archive.")
+    ] = 0,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:N or mps.")] = "auto",
     quiet: Annotated[bool, typer.Option("-q", "--quiet", help="No progress on stderr.")] = False,
     verbose: Annotated[int, typer.Option("-v", "--verbose", count=True, help="Say more on stderr.")] = 0,

@@ -40,7 +40,8 @@ def load_weights(model: nn.Module, tensors: Mapping[str, Tensor], *, where: str)
         ]
         raise MismatchError(
             f"The tensors of {where} don't fit the model: {'; '.join(filter(None, groups))}. Give the "
-            "architecture and the arguments that it was trained with, e.g. --arch vgg16:num_classes=100."
+            "architecture and the arguments that it was trained with, e.g. --arch vgg16:num_classes=100, and "
+            "the image size (--image-size), which some shapes follow from."
         )
     with torch.no_grad():
         for name, tensor in given.items():
