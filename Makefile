@@ -7,12 +7,13 @@ BIN := $(VENV)/bin
 
 # The stamp is younger than what it was made from, so the environment is reused until that changes.
 $(VENV)/stamp: pyproject.toml constraints.txt
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
-	touch $@
+	@echo "setting up $(VENV) (a few minutes, once)" >&2
+	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
 
 demo: $(VENV)/stamp
-	$(BIN)/rlu recover -v \
+	@$(BIN)/rlu recover -v \
 	  --global sample_data/trained_m10/global.safetensors \
 	  --local sample_data/trained_m10/client_0.safetensors \
 	  --aux sample_data/aux

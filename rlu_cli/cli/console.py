@@ -105,7 +105,7 @@ def archive_table(terminal: Terminal, document: dict[str, Any]) -> None:
 
     def spread(entry: dict[str, Any], key: str) -> str:
         sd = entry[key]["sd"]
-        return f"{entry[key]['mean']:.3f}" + ("" if sd is None else f" ± {sd:.3f}")
+        return f"{entry[key]['mean']:.3f}" + ("" if sd is None else f"±{sd:.3f}")
 
     rows = [
         [
@@ -113,13 +113,13 @@ def archive_table(terminal: Terminal, document: dict[str, Any]) -> None:
             entry["method"],
             f"{entry['model_accuracy']:.1%}",
             str(entry["clients"]),
-            *(spread(entry, key) for key in ("cAcc", "iAcc", "exact_counts", "total_variation")),
+            *(spread(entry, key) for key in ("cAcc", "iAcc", "exact_counts")),
         ]
         for entry in document["summary"]
     ]
-    columns = ("round", "method", "model", "n", "cAcc", "iAcc", "exact", "TV")
+    columns = ("round", "method", "model", "n", "cAcc", "iAcc", "exact")
     terminal.table(
-        f"{document['archive']}: mean ± standard deviation over n clients; TV is the total variation",
+        f"{document['archive']}: mean ± standard deviation over n clients",
         columns,
         rows,
     )

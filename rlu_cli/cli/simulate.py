@@ -47,9 +47,9 @@ def simulate(
 
     rlu simulate --data digits -o ./archive --lr 0.05 --batch-size 32 --steps 10
 
-    Writes round_0001/{global,client_0000,…}.safetensors, annotated so that `rlu recover` needs no flags,
-    truth.ndjson, aux/ and (with rlu[plot]) partition.png, and prints a JSON summary. Run again, it goes on
-    where it stopped.
+    Writes round_0001/{global,client_0000,…}.safetensors, annotated so that `rlu recover` needs no
+    training flags, truth.ndjson, aux/ and (with rlu[plot]) partition.png, and prints a JSON summary. Run
+    again, it goes on where it stopped.
     """
     from rlu_cli.audit.report import dumps, envelope
     from rlu_cli.cli.console import Terminal, round_progress
