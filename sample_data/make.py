@@ -22,7 +22,7 @@ from torch import nn
 from rlu_cli.core.types import IntArray, LocalTraining
 from rlu_cli.files.atomic import write_text
 from rlu_cli.files.safetensors_io import save_safetensors
-from rlu_cli.images.datasets.idx import read_idx
+from rlu_cli.images.datasets import FASHION_MNIST_CLASSES, read_idx
 from rlu_cli.images.normalize import parse_normalization
 from rlu_cli.models import LeNet5
 from rlu_cli.simulation.client import local_training, step_indices
@@ -30,18 +30,7 @@ from rlu_cli.simulation.partition import dirichlet_partition
 
 HERE = Path(__file__).resolve().parent
 SOURCE = Path("/usr/share/datasets/fashion-mnist")
-CLASSES = (
-    "t-shirt",
-    "trouser",
-    "pullover",
-    "dress",
-    "coat",
-    "sandal",
-    "shirt",
-    "sneaker",
-    "bag",
-    "ankle-boot",
-)
+CLASSES = FASHION_MNIST_CLASSES
 SEED = 20261128
 ALPHA, CLIENTS, SHOWN = 0.5, 10, 3
 BATCH_SIZE, LR = 32, 0.01
