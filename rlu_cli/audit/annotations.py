@@ -6,7 +6,6 @@ import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TypeVar
 
 from rlu_cli.errors import MismatchError
@@ -116,10 +115,3 @@ def name_list(value: str) -> tuple[str, ...]:
     if not isinstance(parsed, list) or not all(isinstance(item, str) for item in parsed) or not parsed:
         raise ValueError("expected a JSON list of names")
     return tuple(parsed)
-
-
-def sidecar_of(path: Path) -> Mapping[str, str]:
-    """The annotations of the ``round.json`` beside a checkpoint, if there is one."""
-    from rlu_cli.files.metadata import read_sidecar
-
-    return read_sidecar(path)

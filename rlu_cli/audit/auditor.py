@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from rlu_cli.audit.annotations import Annotations, image_size, name_list, sidecar_of, text, whole
+from rlu_cli.audit.annotations import Annotations, image_size, name_list, text, whole
 from rlu_cli.audit.auxiliary import Auxiliary, load_auxiliary, scan_auxiliary
 from rlu_cli.audit.devices import choose_device
 from rlu_cli.audit.history import History, constant_gradient
@@ -35,6 +35,7 @@ from rlu_cli.core.variates import STATEFUL
 from rlu_cli.errors import MismatchError, UsageError
 from rlu_cli.files.checkpoint import Checkpoint, read_checkpoint
 from rlu_cli.files.hashing import sha256_file
+from rlu_cli.files.metadata import read_sidecar
 from rlu_cli.files.state_dict import strip_prefixes
 from rlu_cli.images import ClassFolder, native_size
 
@@ -89,7 +90,7 @@ class Auditor:
         self.annotations = Annotations(
             first_local.metadata if first_local is not None else {},
             self.reference.metadata,
-            sidecar_of(nearby),
+            read_sidecar(nearby),
         )
         self.stored = None if stats is None else self._read_stored(stats)
         self.class_names = self.annotations.get("class_names", None, name_list)
@@ -268,7 +269,7 @@ class Auditor:
         """
         self._check_metadata(local.metadata)
         check_finite(local)
-        annotations = Annotations(local.metadata, self.reference.metadata, sidecar_of(local.path))
+        annotations = Annotations(local.metadata, self.reference.metadata, read_sidecar(local.path))
         record = resolve_training(options, annotations)
         self._batch_size = self._batch_size or record.training.batch_size
         chosen = [get_method(name) for name in methods]

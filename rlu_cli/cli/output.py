@@ -37,8 +37,8 @@ def open_output(target: str) -> Iterator[Write]:
     from rlu_cli.files.atomic import atomic_write
 
     with atomic_write(Path(target)) as handle:
-        yield lambda text: void(handle.write(text.encode("utf-8")))
 
+        def write_file(text: str) -> None:
+            handle.write(text.encode("utf-8"))
 
-def void(_: object) -> None:
-    """Drop a result."""
+        yield write_file
