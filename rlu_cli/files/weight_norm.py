@@ -26,12 +26,24 @@ def _partner(key: str) -> tuple[str, str] | None:
     return None
 
 
+def joined_name(key: str) -> str | None:
+    """The weight that a magnitude or direction is a part of, None for other tensors."""
+    magnitude = key
+    for direction_end, magnitude_end in ((".original1", ".original0"), ("_v", "_g")):
+        if key.endswith(direction_end):
+            magnitude = key.removesuffix(direction_end) + magnitude_end
+    pair = _partner(magnitude)
+    return None if pair is None else pair[1]
+
+
 def _join(magnitude: Tensor, direction: Tensor) -> Tensor | None:
     """``g · v / ‖v‖``, the norm over the dimensions that ``g`` lacks; None where the shapes don't fit."""
     import torch
 
     if not (magnitude.is_floating_point() and direction.is_floating_point()):
         return None
+    if magnitude.is_meta or direction.is_meta:
+        return torch.empty_like(direction, device="meta")
     if magnitude.ndim == direction.ndim and magnitude.ndim > 0:
         if tuple(magnitude.shape) == (direction.shape[0],) + (1,) * (direction.ndim - 1):
             if direction.dtype in (torch.float32, torch.float64) and magnitude.dtype == direction.dtype:
