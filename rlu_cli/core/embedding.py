@@ -34,7 +34,7 @@ def embedding_match(
     proportions: FloatArray,
     u: FloatArray,
     confidence: FloatArray,
-    embedding_mean: FloatArray,
+    embedding_mean: FloatArray | None,
 ) -> float | None:
     """Cosine between the embedding that the update implies and the one the aux data predicts for it.
 
@@ -52,10 +52,11 @@ def embedding_match(
     update : ΔW + h, Δb + h: a drift has no embedding
     proportions : z, shape (N,)
     u : (Δb + h)/(ηΣρ), shape (N,)
-    confidence : S, shape (N, N), and embedding_mean : ē_n, shape (N, L), averaged over the training
+    confidence : S, shape (N, N), and embedding_mean : ē_n, shape (N, L), averaged over the training;
+        the latter None where it is unknown
     """
     implied = implied_embedding(update)
-    if implied is None:
+    if implied is None or embedding_mean is None:
         return None
     weights = proportions * (u - confidence @ u)
     predicted = weights @ embedding_mean
@@ -65,7 +66,7 @@ def embedding_match(
 
 def embedding_gram(statistics: ModelStatistics, *, has_bias: bool) -> FloatArray:
     """How one class's gradient moves another's logits: G[n', n] = ē_n'·ē_n + 1 (the 1 is the bias's)."""
-    means = statistics.embedding_mean
+    means, _ = statistics.embeddings_for("the posterior search")
     return np.asarray(means @ means.T + (1.0 if has_bias else 0.0))
 
 

@@ -64,7 +64,7 @@ def softmax(logits: FloatArray) -> FloatArray:
 
 def model_statistics(
     logits: FloatArray,
-    embeddings: FloatArray,
+    embeddings: FloatArray | None,
     labels: IntArray,
     num_classes: int,
     *,
@@ -77,7 +77,7 @@ def model_statistics(
     Parameters
     ----------
     logits : shape (M, N)
-    embeddings : shape (M, L)
+    embeddings : shape (M, L), or None where they are unknown
     labels : shape (M,)
     samples, seed, device : see `monte_carlo_confidence`
     """
@@ -85,14 +85,18 @@ def model_statistics(
     confidence = monte_carlo_confidence(moments, samples=samples, seed=seed, device=device)
     right = (logits.argmax(axis=1) == labels).astype(np.float64)
     by_class = [labels == n for n in range(num_classes)]
-    residuals = softmax(logits.astype(np.float64))
-    residuals[np.arange(len(labels)), labels] -= 1.0
-    residuals *= embeddings.sum(axis=1, dtype=np.float64)[:, None]
+    embedding_mean = gradient_sum = None
+    if embeddings is not None:
+        residuals = softmax(logits.astype(np.float64))
+        residuals[np.arange(len(labels)), labels] -= 1.0
+        residuals *= embeddings.sum(axis=1, dtype=np.float64)[:, None]
+        embedding_mean = np.stack([embeddings[rows].mean(axis=0, dtype=np.float64) for rows in by_class])
+        gradient_sum = np.stack([residuals[rows].mean(axis=0) for rows in by_class])
     return ModelStatistics(
         moments=moments,
         confidence=confidence.mean,
         standard_error=confidence.standard_error,
-        embedding_mean=np.stack([embeddings[rows].mean(axis=0, dtype=np.float64) for rows in by_class]),
-        gradient_sum=np.stack([residuals[rows].mean(axis=0) for rows in by_class]),
+        embedding_mean=embedding_mean,
+        gradient_sum=gradient_sum,
         accuracy=np.array([right[rows].mean() for rows in by_class]),
     )

@@ -26,14 +26,14 @@ class PathSolution:
     position : ᾱ in [0, 1], 0 at the global and 1 at the local model
     decay : κ, how much of the gradient is left at the local model
     confidence : S̄, shape (N, N)
-    embedding_mean : ē of each class, averaged alike, shape (N, L)
+    embedding_mean : ē of each class, averaged alike, shape (N, L), None where it is unknown
     """
 
     solution: SimplexSolution
     position: float
     decay: float
     confidence: FloatArray
-    embedding_mean: FloatArray
+    embedding_mean: FloatArray | None
 
 
 def solve_on_path(observation: Observation, u: FloatArray) -> PathSolution:
@@ -65,10 +65,13 @@ def solve_on_path(observation: Observation, u: FloatArray) -> PathSolution:
         previous, position = position, path_position(observation.training, decay=decay)
         if abs(position - previous) < _STEADY:
             break
+    means = None
+    if start.embedding_mean is not None and end.embedding_mean is not None:
+        means = (1 - previous) * start.embedding_mean + previous * end.embedding_mean
     return PathSolution(
         solution,
         previous,
         decay,
         (1 - previous) * start.confidence + previous * end.confidence,
-        (1 - previous) * start.embedding_mean + previous * end.embedding_mean,
+        means,
     )

@@ -132,8 +132,11 @@ def recover_labels(observation: Observation, *, method: str = "auto") -> Recover
 def _check_shapes(observation: Observation) -> None:
     N, L = observation.head.num_classes, observation.head.embedding_size
     for name, statistics in (("global", observation.start), ("local", observation.end)):
-        if statistics is not None and statistics.embedding_mean.shape != (N, L):
-            found = statistics.embedding_mean.shape
+        if statistics is None:
+            continue
+        means = statistics.embedding_mean
+        found = (statistics.num_classes, L if means is None else means.shape[1])
+        if found != (N, L):
             raise MismatchError(
                 f"expected {name} statistics of {N} classes and {L} embedding values, "
                 f"found {found[0]} and {found[1]}: they are of another network"
@@ -141,7 +144,6 @@ def _check_shapes(observation: Observation) -> None:
 
 
 def _mean_embedding(start: ModelStatistics, end: ModelStatistics | None) -> FloatArray:
-    mean = start.embedding_mean.mean(axis=0)
-    if end is not None:
-        mean = 0.5 * (mean + end.embedding_mean.mean(axis=0))
-    return np.asarray(mean)
+    ends = (start,) if end is None else (start, end)
+    purpose = "an output layer without a bias"
+    return np.asarray(np.mean([end.embeddings_for(purpose)[0].mean(axis=0) for end in ends], axis=0))

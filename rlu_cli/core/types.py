@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rlu_cli.errors import MismatchError
+
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
 
@@ -61,27 +63,41 @@ class LogitMoments:
 
 @dataclass(frozen=True)
 class ModelStatistics:
-    """What one model does with the auxiliary data.
+    """What one model does with the auxiliary data; logits are always known, embeddings may not be.
 
     moments : class-conditional logit moments
     confidence : shape (N, N), S[n, j] = E[s_j | class n], rows sum to 1
     standard_error : shape (N, N), Monte Carlo standard error of ``confidence``
-    embedding_mean : shape (N, L), mean embedding of each class
+    embedding_mean : shape (N, L), mean embedding of each class, or None where only logits are known
     gradient_sum : shape (N, N), E[(s_j − 1{n = j}) Σ_l e_l | class n]: the mean row sums of the head's
-        weight gradient, over the samples themselves
+        weight gradient, over the samples themselves; None together with ``embedding_mean``
     accuracy : shape (N,), share of each class's samples that the model gets right
     """
 
     moments: LogitMoments
     confidence: FloatArray
     standard_error: FloatArray
-    embedding_mean: FloatArray
-    gradient_sum: FloatArray
+    embedding_mean: FloatArray | None
+    gradient_sum: FloatArray | None
     accuracy: FloatArray
 
     @property
     def num_classes(self) -> int:
         return int(self.confidence.shape[0])
+
+    def embeddings_for(self, purpose: str) -> tuple[FloatArray, FloatArray]:
+        """``embedding_mean`` and ``gradient_sum``, where they are known; ``purpose`` needs them.
+
+        Raises
+        ------
+        MismatchError
+        """
+        if self.embedding_mean is None or self.gradient_sum is None:
+            raise MismatchError(
+                f"expected embeddings beside the logits, which {purpose} needs, found logits alone: add the "
+                "array `embeddings` to the --aux-logits file, or choose another --method"
+            )
+        return self.embedding_mean, self.gradient_sum
 
     @property
     def overall_accuracy(self) -> float:

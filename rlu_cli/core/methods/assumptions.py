@@ -44,7 +44,7 @@ def assumption_notes(method: Method, problem: Problem) -> tuple[Note, ...]:
                 "it tells at best which classes occur, not how often",
             )
         )
-    if not able.any_activation:
+    if not able.any_activation and start.embedding_mean is not None:
         share = negative_share(start.embedding_mean)
         if share > 0:
             notes.append(

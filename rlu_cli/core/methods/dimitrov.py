@@ -27,10 +27,10 @@ def solve(problem: Problem) -> Estimate:
     """
     observation = problem.observation
     m = observation.training.steps
-    first = last = pooled(observation.start)
+    first = last = pooled(observation.start, "dimitrov")
     notes: tuple[Note, ...] = ()
     if observation.end is not None:
-        last = pooled(observation.end)
+        last = pooled(observation.end, "dimitrov")
     elif m > 1:
         message = "the local model's statistics are missing, so the global model's stand for all steps"
         notes = (Note("local-statistics-missing", message),)

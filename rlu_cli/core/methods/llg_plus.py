@@ -31,7 +31,7 @@ def solve(problem: Problem) -> Estimate:
     Uses ∇W and the global model's ``gradient_sum``.
     """
     N, total = problem.num_classes, problem.total
-    G = problem.observation.start.gradient_sum
+    _, G = problem.observation.start.embeddings_for("llg+")
     own = np.diag(G)
     impact = (1 + 1 / N) * float(own.mean()) / total
     offset = (G.sum(axis=0) - own) / (N - 1)

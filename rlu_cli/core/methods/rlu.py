@@ -60,7 +60,7 @@ def _search(
     constant: FloatArray | float = 0.0
     if observation.constant_gradient is not None:
         k = observation.constant_gradient
-        constant = observation.start.embedding_mean @ k.weight.T
+        constant = observation.start.embeddings_for("the posterior search")[0] @ k.weight.T
         if k.bias is not None:
             constant = constant + k.bias
     simulator = MeanSimulator(

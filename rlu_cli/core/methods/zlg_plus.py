@@ -9,11 +9,12 @@ from rlu_cli.core.methods.zlg import ABLE, row_sum_proportions
 from rlu_cli.core.types import Estimate, FloatArray, ModelStatistics
 
 
-def pooled(statistics: ModelStatistics) -> tuple[FloatArray, float]:
+def pooled(statistics: ModelStatistics, method: str) -> tuple[FloatArray, float]:
     """p̄ = E[softmax], shape (N,), and Ō = E[Σ_l e_l] over all auxiliary samples, of whatever class."""
+    means, _ = statistics.embeddings_for(method)
     counts = statistics.moments.counts
     weights = counts / counts.sum()
-    return weights @ statistics.confidence, float(weights @ statistics.embedding_mean.sum(axis=1))
+    return weights @ statistics.confidence, float(weights @ means.sum(axis=1))
 
 
 def solve(problem: Problem) -> Estimate:
@@ -31,7 +32,7 @@ def solve(problem: Problem) -> Estimate:
 
     Uses ∇W and the global model's S and mean embeddings.
     """
-    confidence, embedding_sum = pooled(problem.observation.start)
+    confidence, embedding_sum = pooled(problem.observation.start, "zlg+")
     z, notes = on_simplex(row_sum_proportions(problem.row_sums, confidence, embedding_sum))
     return Estimate(np.asarray(z), {"embedding_sum": embedding_sum}, notes)
 
