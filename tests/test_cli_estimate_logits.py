@@ -139,8 +139,8 @@ def test_one_step_never_builds_the_model_nor_reads_images(
     def never(*_: object, **__: object) -> None:
         raise AssertionError("a stored statistics file is enough")
 
-    monkeypatch.setattr("rlu_cli.audit.auditor.build_network", never)
-    monkeypatch.setattr("rlu_cli.audit.auditor.scan_auxiliary", never)
+    monkeypatch.setattr("rlu_cli.audit.image_source.build_network", never)
+    monkeypatch.setattr("rlu_cli.audit.image_source.scan_auxiliary", never)
     flags = sample("untrained_m1", 2)
     assert call("recover", *flags, "--stats", stats["untrained_m1"]).document["counts"] == truth(
         "untrained_m1", 2

@@ -253,9 +253,16 @@ def test_4_a_class_without_images(tmp_path: Path) -> None:
     assert "bag" in call("recover", *flags_with(aux=aux)).refusal(4)
 
 
-@pytest.mark.parametrize("name", ["fc3__bias", "fc3__weight", "conv1__weight"])
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-@pytest.mark.parametrize("role", ["reference", "local"])
+@pytest.mark.parametrize(
+    ("role", "name"),
+    [
+        ("reference", "fc3__bias"),
+        ("reference", "conv1__weight"),
+        ("local", "fc3__bias"),
+        ("local", "fc3__weight"),
+    ],
+)
 def test_4_weights_that_are_no_numbers(tmp_path: Path, name: str, value: float, role: str) -> None:
     source = GLOBAL if role == "reference" else CLIENT
     tensor = tensors(source)[name.replace("__", ".")]
@@ -319,7 +326,7 @@ def test_130_interrupted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Non
     def interrupt(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("rlu_cli.audit.auditor.probe", interrupt)
+    monkeypatch.setattr("rlu_cli.audit.image_source.probe", interrupt)
     target = tmp_path / "found.json"
     target.write_text("old", encoding="utf-8")
     outcome = call("recover", *sample("untrained_m1"), "-o", target)

@@ -17,7 +17,6 @@ from rlu_cli.audit.progress import Reporter, silent
 from rlu_cli.audit.report import envelope
 from rlu_cli.core.metrics import Scores, score_counts, uniform_counts
 from rlu_cli.errors import FileError, MismatchError
-from rlu_cli.files.checkpoint import read_checkpoint
 from rlu_cli.simulation.archive import AUX, TRUTH, TruthLine, read_truth_lines, round_folder
 
 UNIFORM = "(uniform)"
@@ -75,14 +74,14 @@ def evaluate_archive(
         for number, group in groupby(lines, key=lambda line: line.round):
             auditor: Auditor | None = None
             for line in group:
-                local = read_checkpoint(_client_file(root, line))
+                local = _client_file(root, line)
                 if auditor is None:
                     auditor = Auditor(
                         _only_file(round_folder(root, number), GLOBAL_STEM),
+                        [local],
                         aux=aux or root / AUX,
                         model=model,
                         run=run,
-                        first_local=local,
                     )
                 client = auditor.recover(local, training or TrainingOptions(), methods, history)
                 truth = np.array(line.counts, dtype=np.int64)

@@ -10,36 +10,25 @@ from typing import Any
 
 from torch import Tensor
 
-from rlu_cli.audit.annotations import Annotations, image_size, name_list, text, whole
-from rlu_cli.audit.auxiliary import Auxiliary, load_auxiliary, scan_auxiliary
+from rlu_cli.audit.annotations import Annotations, whole
+from rlu_cli.audit.description import check_described_alike, describe_model
 from rlu_cli.audit.devices import choose_device
 from rlu_cli.audit.history import History, constant_gradient
-from rlu_cli.audit.network import (
-    Network,
-    build_network,
-    check_finite,
-    check_same_network,
-    choose_spec,
-    read_head,
-)
+from rlu_cli.audit.image_source import ImageSource
+from rlu_cli.audit.network import check_finite, check_same_network, read_head
 from rlu_cli.audit.options import HistoryOptions, ModelOptions, RunOptions, TrainingOptions
-from rlu_cli.audit.probe import probe
 from rlu_cli.audit.progress import Reporter, silent
+from rlu_cli.audit.source import Measurement, Source
 from rlu_cli.audit.statistics_file import StoredStatistics, read_statistics
 from rlu_cli.audit.training import TrainingRecord, resolve_training
 from rlu_cli.core.methods import get_method
-from rlu_cli.core.moments import model_statistics
 from rlu_cli.core.recover import head_update, recover_labels
 from rlu_cli.core.types import Head, LocalTraining, ModelStatistics, Note, Observation, Recovery
 from rlu_cli.core.variates import STATEFUL
-from rlu_cli.errors import MismatchError, UsageError
+from rlu_cli.errors import MismatchError
 from rlu_cli.files.checkpoint import Checkpoint, read_checkpoint
 from rlu_cli.files.hashing import sha256_file
 from rlu_cli.files.metadata import read_sidecar
-from rlu_cli.files.state_dict import strip_prefixes
-from rlu_cli.images import ClassFolder, native_size
-
-_MODEL_KEYS = ("fl.arch", "fl.normalize", "fl.image_size", "fl.class_names")
 
 
 @dataclass(frozen=True)
@@ -54,48 +43,60 @@ class ClientRound:
 
 
 class Auditor:
-    """Holds what is common to all clients of a round: the global model, its statistics, the aux images.
+    """Holds what is common to all clients of a round: the global model and its statistics.
 
     Nothing is read twice, and the passes over the auxiliary images are made only when a method needs
-    them.
+    them. Results don't depend on the order of the clients.
 
     Parameters
     ----------
     reference : path of the global checkpoint
+    locals_ : paths of the local checkpoints; the metadata of the first may say what the global one leaves
+        open
     aux : folder of auxiliary images, or None where stored statistics are enough
     stats : statistics file of the global model, instead of a pass over the auxiliary images
-    first_local : a local checkpoint whose metadata may say what the global one leaves open
     """
 
     def __init__(
         self,
         reference: Path,
+        locals_: Sequence[Path] = (),
         *,
         aux: Path | None = None,
         stats: Path | None = None,
         model: ModelOptions | None = None,
         run: RunOptions | None = None,
-        first_local: Checkpoint | None = None,
         reporter: Reporter = silent,
     ) -> None:
         self.options = model or ModelOptions()
         run = run or RunOptions()
         self.run = replace(run, device=choose_device(run.device))
-        self.aux = aux
-        self.reporter = reporter
+        first = read_checkpoint(locals_[0]) if locals_ else None
         self.reference = read_checkpoint(reference)
         self.sha256 = sha256_file(reference)
-        check_finite(self.reference)
-        nearby = first_local.path if first_local is not None else Path(reference)
-        self.annotations = Annotations(
-            first_local.metadata if first_local is not None else {},
-            self.reference.metadata,
-            read_sidecar(nearby),
-        )
+        check_finite(self.reference.tensors, where=reference)
+        self.annotations = self._annotations(first)
+        self.described = describe_model(self.options, self.annotations)
         self.stored = None if stats is None else self._read_stored(stats)
-        self.class_names = self.annotations.get("class_names", None, name_list)
-        self._batch_size: int | None = None
-        self._notes: list[Note] = []
+        names = self.described.class_names
+        if names is None and self.options.class_order is None and self.stored is not None:
+            names = tuple(self.stored.about["class_names"])
+        self.source: Source = ImageSource(
+            self.reference,
+            aux,
+            described=self.described,
+            class_names=names,
+            options=self.options,
+            run=self.run,
+            reporter=reporter,
+        )
+        self._starts: dict[int | None, Measurement] = {}
+
+    def _annotations(self, local: Checkpoint | None) -> Annotations:
+        """What is written of a client's round, or of the global model alone."""
+        near = self.reference if local is None else local
+        metadata = {} if local is None else local.metadata
+        return Annotations(metadata, self.reference.metadata, read_sidecar(near.path))
 
     def _read_stored(self, path: Path) -> StoredStatistics:
         stored = read_statistics(path)
@@ -107,117 +108,37 @@ class Auditor:
             )
         return stored
 
-    # What the model and the auxiliary data are.
-
-    @cached_property
-    def folder(self) -> ClassFolder:
-        """The class folders of the auxiliary data."""
-        if self.aux is None:
-            raise UsageError("expected the folder of auxiliary images, found none: pass --aux DIR")
-        names = self.class_names
-        if names is None and self.options.class_order is None and self.stored is not None:
-            names = tuple(self.stored.about["class_names"])
-        folder, notes = scan_auxiliary(self.aux, class_names=names, class_order=self.options.class_order)
-        self._notes += notes
-        return folder
-
-    @cached_property
-    def network(self) -> Network:
-        """The model, with the global weights."""
-        asked = self.annotations.get("image_size", self.options.image_size, image_size)
-        native = native_size(self.folder)
-        tensors = self.reference.tensors
-        arch = self.annotations.get("arch", self.options.arch, text)
-        spec, matched = choose_spec(arch, tensors, asked or native)
-        if matched:
-            self._notes.append(
-                Note(
-                    "architecture-matched",
-                    f"no architecture was given; the tensors are those of {spec}, with the activation "
-                    "assumed: pass --arch if it is another",
-                )
-            )
-        return build_network(
-            spec,
-            self.reference,
-            allow_user_code=self.options.arch is not None,
-            image_size=asked,
-            native_size=native,
-            head=self.options.head,
-            matched=matched,
-            device=self.run.device,
-        )
-
-    @cached_property
-    def auxiliary(self) -> Auxiliary:
-        """The auxiliary images, decoded."""
-        normalize = self.annotations.get("normalize", self.options.normalize, text)
-        auxiliary = load_auxiliary(
-            self.folder,
-            self.network,
-            normalize,
-            resize="image_size" in self.annotations.sources
-            or self.network.image_size != native_size(self.folder),
-            seed=self.run.seed,
-            reporter=self.reporter,
-        )
-        self._notes += auxiliary.notes
-        return auxiliary
+    # What all clients share.
 
     @property
     def head_name(self) -> str:
         """The output layer's prefix among a checkpoint's tensors."""
-        if self.stored is not None:
-            return str(self.stored.about["head"])
-        return self.network.layer.name.removeprefix(self.network.prefix)
+        return self.source.head_name if self.stored is None else str(self.stored.about["head"])
 
     @cached_property
     def head(self) -> Head:
         """The global model's output layer."""
-        return read_head(self._tensors(self.reference), self.head_name, where=str(self.reference.path))
-
-    def _tensors(self, checkpoint: Checkpoint) -> Mapping[str, Tensor]:
-        """A checkpoint's tensors by name; only positional ones need the network for that."""
-        if not checkpoint.positional:
-            return checkpoint.tensors
-        return strip_prefixes(self.network.named(checkpoint))[0]
-
-    @cached_property
-    def statistics(self) -> ModelStatistics:
-        """Statistics of the global model: stored ones, or a pass over the auxiliary images."""
-        if self.stored is not None:
-            return self.stored.statistics
-        return self._measure("global model")
+        return self._head(self.reference)
 
     @property
     def names(self) -> Sequence[str]:
         """Class names by output index: the checkpoint's, unless --class-order overrules its mapping."""
-        if self.class_names is not None and self.options.class_order is None:
-            return self.class_names
-        return self.folder.names if self.stored is None else self.stored.about["class_names"]
+        if self.described.class_names is not None and self.options.class_order is None:
+            return self.described.class_names
+        return self.source.class_names if self.stored is None else self.stored.about["class_names"]
+
+    @property
+    def statistics(self) -> ModelStatistics:
+        """Statistics of the global model, for a client of the batch size that its metadata says."""
+        return self._start(self.annotations.get("batch_size", None, whole))
 
     def about(self) -> dict[str, Any]:
         """How the statistics were made, for the statistics file and the report."""
         if self.stored is not None:
             return {**self.stored.about, "stats": True}
-        network = self.network
         return {
             "global_sha256": self.sha256,
-            "arch": str(network.spec),
-            "head": self.head_name,
-            "num_classes": network.layer.num_classes,
-            "embedding_size": network.layer.embedding_size,
-            "image_size": list(network.image_size),
-            "channels": network.channels,
-            "normalize": str(self.auxiliary.normalization),
-            "batch_norm": self.options.batch_norm,
-            "class_order": self.folder.order,
-            "class_names": list(self.names),
-            "aux": {
-                "path": str(self.aux),
-                "images": len(self.auxiliary.images.labels),
-                "classes": len(self.folder.names),
-            },
+            **self.source.about(),
             "samples": self.run.samples,
             "seed": self.run.seed,
         }
@@ -225,72 +146,63 @@ class Auditor:
     @property
     def notes(self) -> tuple[Note, ...]:
         """Warnings about the global model and the auxiliary data so far."""
-        return tuple(self._notes)
+        return tuple(self.source.notes)
 
-    def _measure(self, what: str) -> ModelStatistics:
-        """Statistics of the weights that the model holds now."""
-        auxiliary = self.auxiliary
-        with self.reporter(f"auxiliary images through the {what}") as update:
-            found = probe(
-                self.network,
-                auxiliary.images,
-                auxiliary.normalization,
-                batch_norm=self.options.batch_norm,
-                batch_size=self._batch_size or self.annotations.get("batch_size", None, whole),
-                seed=self.run.seed,
-                device=self.run.device,
-                progress=update,
-            )
-        return model_statistics(
-            found.logits,
-            found.embeddings,
-            found.labels,
-            self.network.layer.num_classes,
-            samples=self.run.samples,
-            seed=self.run.seed,
-            device=self.run.device,
-        )
+    def _start(self, batch_size: int | None) -> ModelStatistics:
+        """Statistics of the global model for a client of this batch size: stored ones, or measured once."""
+        if self.stored is not None:
+            return self.stored.statistics
+        effective = self.source.effective_batch(batch_size)
+        if effective not in self._starts:
+            for other in self._starts.values():
+                other.forget_activations()
+            self._starts[effective] = Measurement(self.source, self.run, None, effective)
+        return self._starts[effective].statistics
+
+    def _end(self, local: Checkpoint, batch_size: int) -> ModelStatistics:
+        """Statistics of a local model, of which all weights are read."""
+        check_finite(local.tensors, where=local.path)
+        effective = self.source.effective_batch(batch_size)
+        return Measurement(self.source, self.run, local, effective).statistics
 
     # What one client did.
 
     def recover(
         self,
-        local: Checkpoint,
+        path: Path,
         options: TrainingOptions,
         methods: Sequence[str],
         history: HistoryOptions | None = None,
     ) -> ClientRound:
         """Recover one client's label counts by each of ``methods``.
 
+        Where no method needs the local model's statistics, nothing is read of the local checkpoint's tensors
+        but names, shapes and the output layer's numbers (files that can't be mapped are read whole).
+
         Raises
         ------
         MismatchError
             The local checkpoint is not of this round's network, or training values are missing.
         """
-        self._check_metadata(local.metadata)
-        check_finite(local)
-        annotations = Annotations(local.metadata, self.reference.metadata, read_sidecar(local.path))
+        local = read_checkpoint(path)
+        annotations = self._annotations(local)
+        check_described_alike(self.described, describe_model(self.options, annotations))
         record = resolve_training(options, annotations)
-        self._batch_size = self._batch_size or record.training.batch_size
         chosen = [get_method(name) for name in methods]
-        needs_end = any(method.needs_end(record.training) for method in chosen)
-        tensors = self._tensors(local)
-        check_same_network(self._tensors(self.reference), tensors, where=(self.reference.path, local.path))
-        update = head_update(read_head(tensors, self.head_name, where=str(local.path)), self.head)
+        check_same_network(
+            self._tensors(self.reference), self._tensors(local), where=(self.reference.path, path)
+        )
+        update = head_update(self._head(local), self.head)
         constant, notes = self._constant_gradient(
             local, record.training, annotations, options, history or HistoryOptions()
         )
-        start = self.statistics
-        end = None
-        if needs_end:
-            self.network.load(local)
-            end = self._measure(f"local model {local.path.name}")
+        needs_end = any(method.needs_end(record.training) for method in chosen)
         observation = Observation(
             update=update,
             head=self.head,
             training=record.training,
-            start=start,
-            end=end,
+            start=self._start(record.training.batch_size),
+            end=self._end(local, record.training.batch_size) if needs_end else None,
             constant_gradient=constant,
             samples=self.run.samples,
             search_iterations=self.run.search_iterations,
@@ -298,7 +210,14 @@ class Auditor:
             device=self.run.device,
         )
         recoveries = tuple(recover_labels(observation, method=method.name) for method in chosen)
-        return ClientRound(local.path, sha256_file(local.path), record, recoveries, tuple(notes))
+        return ClientRound(path, sha256_file(path), record, recoveries, tuple(notes))
+
+    def _tensors(self, checkpoint: Checkpoint) -> Mapping[str, Tensor]:
+        """A checkpoint's tensors by name."""
+        return checkpoint.tensors if not checkpoint.positional else self.source.tensors(checkpoint)
+
+    def _head(self, checkpoint: Checkpoint) -> Head:
+        return read_head(self._tensors(checkpoint), self.head_name, where=str(checkpoint.path))
 
     def _constant_gradient(
         self,
@@ -319,12 +238,3 @@ class Auditor:
             archived=archived,
             annotations=annotations,
         )
-
-    def _check_metadata(self, metadata: Mapping[str, str]) -> None:
-        """All clients of one call share the network that the first one's metadata described."""
-        for key in _MODEL_KEYS:
-            if key in metadata and self.annotations.local.get(key, metadata[key]) != metadata[key]:
-                raise MismatchError(
-                    f"expected all local checkpoints of one call to agree on {key}, found "
-                    f"{self.annotations.local[key]!r} and {metadata[key]!r}: recover them in separate calls"
-                )

@@ -126,7 +126,7 @@ def read_head(tensors: Mapping[str, Tensor], name: str, *, where: str) -> Head:
     Raises
     ------
     MismatchError
-        No such layer, or not one of the right shape.
+        No such layer, or not one of the right shape, or numbers that aren't finite.
     """
     prefix = f"{name}." if name else ""
     weight, bias = tensors.get(f"{prefix}weight"), tensors.get(f"{prefix}bias")
@@ -140,6 +140,9 @@ def read_head(tensors: Mapping[str, Tensor], name: str, *, where: str) -> Head:
             f"expected {prefix}weight in {where} to be a matrix or a 1x1 convolution, "
             f"found the shape {tuple(weight.shape)}: name the output layer with --head"
         )
+    check_finite(
+        {name: tensors[name] for name in (f"{prefix}weight", f"{prefix}bias") if name in tensors}, where=where
+    )
     matrix = weight.detach().cpu().double().flatten(1).numpy()
     return Head(np.array(matrix), None if bias is None else np.array(bias.detach().cpu().double().numpy()))
 
@@ -169,17 +172,17 @@ def check_same_network(
         )
 
 
-def check_finite(checkpoint: Checkpoint) -> None:
-    """Refuse weights that hold NaN or infinity, as far as they were read.
+def check_finite(tensors: Mapping[str, Tensor], *, where: object) -> None:
+    """Refuse weights that hold NaN or infinity; ``where`` is their file, for the message.
 
     Raises
     ------
     MismatchError
     """
-    for name, tensor in checkpoint.tensors.items():
+    for name, tensor in tensors.items():
         if tensor.is_floating_point() and not tensor.is_meta and not _is_finite(tensor):
             raise MismatchError(
-                f"expected finite weights in {checkpoint.path}, found NaN or infinity in {name}: training "
+                f"expected finite weights in {where}, found NaN or infinity in {name}: training "
                 "diverged or the file is damaged; use the checkpoint of another round"
             )
 

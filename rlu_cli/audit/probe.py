@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 
 import numpy as np
 import torch
@@ -13,30 +12,20 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from rlu_cli.audit.network import Network
 from rlu_cli.audit.progress import Update
-from rlu_cli.core.types import FloatArray, IntArray
+from rlu_cli.core.types import Activations
 from rlu_cli.errors import MismatchError
 from rlu_cli.images import ImageSet, Normalization
 from rlu_cli.models.head import HeadTap, flatten_logits
 
-_EVALUATION_BATCH = 256
-"""Batch size where it changes nothing but speed."""
+_LARGEST_BATCH = 256
+"""Images at once where that changes nothing but speed."""
+
+_MAP_BYTES = 64 * 2**20
+"""Size of a layer's output up to which a batch grows. It is the same on every machine, whatever memory is
+free there, since the batch size decides how sums are rounded."""
 
 _TRAINING_BATCH = 64
 """Batch size under batch statistics where the client's is not known."""
-
-
-@dataclass(frozen=True)
-class Activations:
-    """What one model makes of the auxiliary images.
-
-    logits : shape (M, N)
-    embeddings : shape (M, L)
-    labels : shape (M,)
-    """
-
-    logits: FloatArray
-    embeddings: FloatArray
-    labels: IntArray
 
 
 def probe(
@@ -55,29 +44,73 @@ def probe(
     A client trains with batch statistics in its BatchNorm layers, so by default they are used here too:
     the images are shuffled across classes (by ``seed``) and taken in batches of about the client's size.
     Stored statistics are neither read nor changed then. Dropout is off. Networks without BatchNorm don't
-    depend on any of this.
+    depend on any of this; their batches are as large as a moderate amount of memory allows.
+
+    Parameters
+    ----------
+    batch_size : what `batch_that_matters` says
     """
     count = len(images.labels)
-    batches = list(_batches(network.model, count, batch_norm, batch_size, seed))
-    logits = np.empty((count, network.layer.num_classes))
-    embeddings = np.empty((count, network.layer.embedding_size))
-    done = 0
+    head = network.layer
     with torch.inference_mode(), _batch_statistics(network.model, batch_norm == "batch"):
+        if batch_size is None:
+            one = normalization.apply(images.pixels[:1].to(device))
+            batches: Sequence[Tensor] = torch.split(
+                torch.arange(count), _batch_for_memory(network.model, one)
+            )
+        else:
+            batches = _shuffled(count, batch_size, seed)
+        logits = embeddings = None
+        done = 0
         for rows in batches:
-            with HeadTap(network.model, network.layer) as tap:
+            with HeadTap(network.model, head) as tap:
                 pixels = images.pixels[rows].to(device)
                 output = _forward(network.model, normalization.apply(pixels))
-                logits[rows.numpy()] = output.double().cpu().numpy()
-                embeddings[rows.numpy()] = tap.embedding.double().cpu().numpy()
+                embedding = tap.embedding
+            if logits is None or embeddings is None:
+                dtype = np.float64 if output.dtype == torch.float64 else np.float32
+                logits = np.empty((count, head.num_classes), dtype)
+                embeddings = np.empty((count, head.embedding_size), dtype)
+            logits[rows.numpy()] = output.to(_wide(output)).cpu().numpy()
+            embeddings[rows.numpy()] = embedding.to(_wide(output)).cpu().numpy()
             done += len(rows)
             if progress is not None:
                 progress(done, count)
+    assert logits is not None
     return Activations(logits, embeddings, images.labels.numpy())
 
 
-def has_batch_norm(model: nn.Module) -> bool:
-    """Whether the model has layers whose output depends on the rest of the batch."""
-    return any(isinstance(module, _BatchNorm) for module in model.modules())
+def _wide(tensor: Tensor) -> torch.dtype:
+    """A type that NumPy has too, at least float32."""
+    return torch.float64 if tensor.dtype == torch.float64 else torch.float32
+
+
+def batch_that_matters(model: nn.Module, batch_norm: str, batch_size: int | None) -> int | None:
+    """The batch size of a pass for a client that trains with ``batch_size``, None where it changes nothing.
+
+    It matters where BatchNorm normalises with the batch's own statistics: when asked to, and in layers that
+    keep no others.
+    """
+    layers = [module for module in model.modules() if isinstance(module, _BatchNorm)]
+    if any(batch_norm == "batch" or layer.running_mean is None for layer in layers):
+        return max(2, batch_size or _TRAINING_BATCH)
+    return None
+
+
+def _batch_for_memory(model: nn.Module, image: Tensor) -> int:
+    """How many images fit, by the largest output that any layer has for the one given."""
+    largest = 1
+
+    def see(module: nn.Module, args: object, output: object) -> None:
+        nonlocal largest
+        if isinstance(output, Tensor):
+            largest = max(largest, output.numel() * output.element_size())
+
+    with ExitStack() as hooks:
+        for module in model.modules():
+            hooks.callback(module.register_forward_hook(see).remove)
+        _forward(model, image)
+    return max(1, min(_LARGEST_BATCH, _MAP_BYTES // largest))
 
 
 def _forward(model: nn.Module, pixels: Tensor) -> Tensor:
@@ -94,17 +127,10 @@ def _forward(model: nn.Module, pixels: Tensor) -> Tensor:
         ) from error
 
 
-def _batches(
-    model: nn.Module, count: int, batch_norm: str, batch_size: int | None, seed: int
-) -> Iterator[Tensor]:
-    """Row indices, batch by batch; under batch statistics a small rest joins the batch before it."""
-    if batch_norm != "batch" or not has_batch_norm(model):
-        yield from torch.split(torch.arange(count), _EVALUATION_BATCH)
-        return
-    size = min(count, max(2, batch_size or _TRAINING_BATCH))
+def _shuffled(count: int, batch_size: int, seed: int) -> Sequence[Tensor]:
+    """Row indices of all images, batch by batch; a small rest joins the batches before it."""
     order = torch.randperm(count, generator=torch.Generator().manual_seed(seed))
-    parts = max(1, round(count / size))
-    yield from order.tensor_split(parts)
+    return order.tensor_split(max(1, round(count / min(count, batch_size))))
 
 
 @contextmanager

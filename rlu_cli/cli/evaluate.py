@@ -68,10 +68,10 @@ def evaluate(
     cAcc and iAcc are the paper's; the share of exact counts, the total variation and a uniform guess's
     scores stand beside them, since iAcc alone flatters.
     """
+    from rlu_cli.audit.auditor import Auditor
     from rlu_cli.audit.report import client_warnings, dumps
     from rlu_cli.cli.console import Terminal
     from rlu_cli.cli.output import open_output
-    from rlu_cli.cli.session import open_round
 
     terminal = Terminal(quiet=out.quiet, verbose=out.verbose)
     methods = method or ["auto"]
@@ -89,10 +89,10 @@ def evaluate(
             document = _evaluate_counts(*_saved_result(result), truth, terminal)
         else:
             assert global_ is not None and local is not None
-            auditor, checkpoints = open_round(
+            auditor = Auditor(
                 global_, [local], aux=aux, stats=stats, model=model, run=run, reporter=terminal.reporter
             )
-            client = auditor.recover(next(checkpoints), training, methods, history)
+            client = auditor.recover(local, training, methods, history)
             recovered = [
                 (found.method, found.counts, client_warnings(auditor, client, found))
                 for found in client.recoveries

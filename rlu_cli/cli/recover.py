@@ -55,25 +55,25 @@ def recover(
     Prints one JSON object; with several --local, one a line. What the checkpoints' metadata (fl.lr,
     fl.batch_size, fl.steps, …) or a round.json beside the local one say need not be said again.
     """
+    from rlu_cli.audit.auditor import Auditor
     from rlu_cli.audit.report import dumps, recovery_document, warning_list
     from rlu_cli.cli.console import Terminal, recovery_table
     from rlu_cli.cli.output import open_output
-    from rlu_cli.cli.session import open_round
 
     terminal = Terminal(quiet=out.quiet, verbose=out.verbose)
     failed: set[str] = set()
     with open_output(out.output) as write:
-        auditor, checkpoints = open_round(
+        auditor = Auditor(
             global_, local, aux=aux, stats=stats, model=model, run=run, reporter=terminal.reporter
         )
-        for checkpoint in checkpoints:
-            client = auditor.recover(checkpoint, training, [method], history)
+        for path in local:
+            client = auditor.recover(path, training, [method], history)
             document = recovery_document(auditor, client, client.recoveries[0])
             recovery_table(terminal, document)
             shared = warning_list(auditor.notes)
             own = [warning for warning in document["warnings"] if warning not in shared]
             terminal.warn(shared)
-            terminal.warn(own, about=str(checkpoint.path) if len(local) > 1 else None)
+            terminal.warn(own, about=str(path) if len(local) > 1 else None)
             write(dumps(document, indent=2 if len(local) == 1 else None))
             failed |= {warning["code"] for warning in document["warnings"]} & set(UNRELIABLE)
     if strict and failed:

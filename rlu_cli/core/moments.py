@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rlu_cli.core.confidence import monte_carlo_confidence
 from rlu_cli.core.types import FloatArray, IntArray, LogitMoments, ModelStatistics
 from rlu_cli.errors import MismatchError
 
 
-def logit_moments(logits: FloatArray, labels: IntArray, num_classes: int) -> LogitMoments:
+def logit_moments(logits: NDArray[np.floating], labels: IntArray, num_classes: int) -> LogitMoments:
     """Mean and factored covariance of the logits of each class.
 
         μ_n = (1/K_n) Σ_{i: y_i = n} q_i,     Σ̄_n = F_nᵀ F_n = X_nᵀ X_n / (K_n − 1)
@@ -63,8 +64,8 @@ def softmax(logits: FloatArray) -> FloatArray:
 
 
 def model_statistics(
-    logits: FloatArray,
-    embeddings: FloatArray | None,
+    logits: NDArray[np.floating],
+    embeddings: NDArray[np.floating] | None,
     labels: IntArray,
     num_classes: int,
     *,

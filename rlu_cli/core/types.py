@@ -44,6 +44,20 @@ class HeadUpdate(Head):
 
 
 @dataclass(frozen=True)
+class Activations:
+    """What one model makes of the auxiliary samples, in the precision that it computed in.
+
+    logits : shape (M, N)
+    embeddings : shape (M, L), or None where they are unknown
+    labels : shape (M,)
+    """
+
+    logits: NDArray[np.floating]
+    embeddings: NDArray[np.floating] | None
+    labels: IntArray
+
+
+@dataclass(frozen=True)
 class LogitMoments:
     """Class-conditional mean and covariance of the logits: Σ̄_n = F_nᵀ F_n.
 

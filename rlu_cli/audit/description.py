@@ -1,0 +1,52 @@
+"""What flags and annotations say of the network and of its inputs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+from rlu_cli.audit.annotations import Annotations, image_size, name_list, text
+from rlu_cli.audit.options import ModelOptions
+from rlu_cli.errors import MismatchError
+
+
+@dataclass(frozen=True)
+class ModelDescription:
+    """The network and its inputs, as far as somebody describes them; None stands for "not said"."""
+
+    arch: str | None
+    normalize: str | None
+    image_size: tuple[int, int] | None
+    class_names: tuple[str, ...] | None
+
+
+def describe_model(options: ModelOptions, annotations: Annotations) -> ModelDescription:
+    """The first of flag, local and global metadata and sidecar that says each.
+
+    Raises
+    ------
+    MismatchError
+        A value that can't be parsed.
+    """
+    return ModelDescription(
+        annotations.get("arch", options.arch, text),
+        annotations.get("normalize", options.normalize, text),
+        annotations.get("image_size", options.image_size, image_size),
+        annotations.get("class_names", None, name_list),
+    )
+
+
+def check_described_alike(first: ModelDescription, other: ModelDescription) -> None:
+    """All clients of one call share a network, so that their order never matters.
+
+    Raises
+    ------
+    MismatchError
+        Two clients' annotations describe different ones.
+    """
+    for field in fields(ModelDescription):
+        one, two = getattr(first, field.name), getattr(other, field.name)
+        if one != two:
+            raise MismatchError(
+                f"expected all local checkpoints of one call to agree on fl.{field.name}, found {one!r} and "
+                f"{two!r}: recover them in separate calls"
+            )

@@ -1,0 +1,176 @@
+"""Auxiliary images through the network."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from rlu_cli.audit.auxiliary import Auxiliary, load_auxiliary, scan_auxiliary
+from rlu_cli.audit.description import ModelDescription
+from rlu_cli.audit.network import Network, build_network, choose_spec
+from rlu_cli.audit.options import ModelOptions, RunOptions
+from rlu_cli.audit.probe import batch_that_matters, probe
+from rlu_cli.audit.progress import Reporter
+from rlu_cli.core.types import Activations, Note
+from rlu_cli.errors import UsageError
+from rlu_cli.files.checkpoint import Checkpoint
+from rlu_cli.files.state_dict import strip_prefixes
+from rlu_cli.images import ClassFolder, native_size
+
+
+class ImageSource:
+    """The `Source` of an auditor who has images and the architecture.
+
+    Images are decoded once and the network is built once, each when it is first needed.
+    """
+
+    reads_weights = True
+
+    def __init__(
+        self,
+        reference: Checkpoint,
+        aux: Path | None,
+        *,
+        described: ModelDescription,
+        class_names: Sequence[str] | None,
+        options: ModelOptions,
+        run: RunOptions,
+        reporter: Reporter,
+    ) -> None:
+        self.reference = reference
+        self.aux = aux
+        self.described = described
+        self.options = options
+        self.run = run
+        self.reporter = reporter
+        self._given_names = class_names
+        self._loaded = reference
+        self._notes: list[Note] = []
+
+    @property
+    def notes(self) -> Sequence[Note]:
+        """Warnings about the images and the network so far."""
+        return self._notes
+
+    @cached_property
+    def folder(self) -> ClassFolder:
+        """The class folders of the auxiliary data."""
+        if self.aux is None:
+            raise UsageError("expected the folder of auxiliary images, found none: pass --aux DIR")
+        folder, notes = scan_auxiliary(
+            self.aux, class_names=self._given_names, class_order=self.options.class_order
+        )
+        self._notes += notes
+        return folder
+
+    @cached_property
+    def network(self) -> Network:
+        """The model; it holds the weights of the latest pass."""
+        asked = self.described.image_size
+        native = native_size(self.folder)
+        spec, matched = choose_spec(self.described.arch, self.reference.tensors, asked or native)
+        if matched:
+            self._notes.append(
+                Note(
+                    "architecture-matched",
+                    f"no architecture was given; the tensors are those of {spec}, with the activation "
+                    "assumed: pass --arch if it is another",
+                )
+            )
+        return build_network(
+            spec,
+            self.reference,
+            allow_user_code=self.options.arch is not None,
+            image_size=asked,
+            native_size=native,
+            head=self.options.head,
+            matched=matched,
+            device=self.run.device,
+        )
+
+    @cached_property
+    def auxiliary(self) -> Auxiliary:
+        """The auxiliary images, decoded."""
+        auxiliary = load_auxiliary(
+            self.folder,
+            self.network,
+            self.described.normalize,
+            resize=self.described.image_size is not None
+            or self.network.image_size != native_size(self.folder),
+            seed=self.run.seed,
+            reporter=self.reporter,
+        )
+        self._notes += auxiliary.notes
+        return auxiliary
+
+    @property
+    def head_name(self) -> str:
+        """The output layer's prefix among a checkpoint's tensors."""
+        return self.network.layer.name.removeprefix(self.network.prefix)
+
+    @property
+    def class_names(self) -> Sequence[str]:
+        """The checkpoint's, unless --class-order overrules its mapping."""
+        if self.described.class_names is not None and self.options.class_order is None:
+            return self.described.class_names
+        return self.folder.names
+
+    @property
+    def num_classes(self) -> int:
+        """N."""
+        return self.network.layer.num_classes
+
+    def about(self) -> dict[str, Any]:
+        """Network, inputs and images, in the statistics file's and the report's words."""
+        network = self.network
+        return {
+            "arch": str(network.spec),
+            "head": self.head_name,
+            "num_classes": self.num_classes,
+            "embedding_size": network.layer.embedding_size,
+            "image_size": list(network.image_size),
+            "channels": network.channels,
+            "normalize": str(self.auxiliary.normalization),
+            "batch_norm": self.options.batch_norm,
+            "class_order": self.folder.order,
+            "class_names": list(self.class_names),
+            "aux": {
+                "path": str(self.aux),
+                "images": len(self.auxiliary.images.labels),
+                "classes": len(self.folder.names),
+            },
+        }
+
+    def tensors(self, checkpoint: Checkpoint) -> Mapping[str, Tensor]:
+        """A checkpoint's tensors by name; only positional ones need the network for that."""
+        if not checkpoint.positional:
+            return checkpoint.tensors
+        return strip_prefixes(self.network.named(checkpoint))[0]
+
+    def effective_batch(self, batch_size: int | None) -> int | None:
+        """What the pass depends on of a client's batch size: see `batch_that_matters`."""
+        return batch_that_matters(self.network.model, self.options.batch_norm, batch_size)
+
+    def activations(self, local: Checkpoint | None, batch_size: int | None) -> Activations:
+        """A pass over the images, under the weights of ``local`` or the global ones."""
+        auxiliary = self.auxiliary
+        model = self.reference if local is None else local
+        if self._loaded is not model:
+            self.network.load(model)
+            self._loaded = model
+        what = "global model" if local is None else f"local model {local.path.name}"
+        with self.reporter(f"auxiliary images through the {what}") as update:
+            return probe(
+                self.network,
+                auxiliary.images,
+                auxiliary.normalization,
+                batch_norm=self.options.batch_norm,
+                batch_size=batch_size,
+                seed=self.run.seed,
+                device=self.run.device,
+                progress=update,
+            )

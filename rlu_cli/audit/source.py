@@ -1,0 +1,93 @@
+"""Where a model's logits on labelled auxiliary data come from: images through a network, or a file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from rlu_cli.audit.options import RunOptions
+from rlu_cli.core.moments import model_statistics
+from rlu_cli.core.types import Activations, ModelStatistics, Note
+from rlu_cli.files.checkpoint import Checkpoint
+
+
+class Source(Protocol):
+    """Activations of the global model, and of any local one.
+
+    reads_weights : whether it needs all of a model's weights, not its output layer alone
+    """
+
+    reads_weights: bool
+
+    @property
+    def notes(self) -> Sequence[Note]:
+        """Warnings so far."""
+
+    @property
+    def head_name(self) -> str:
+        """The output layer's prefix among a checkpoint's tensors."""
+
+    @property
+    def class_names(self) -> Sequence[str]:
+        """By output index."""
+
+    @property
+    def num_classes(self) -> int:
+        """N."""
+
+    def about(self) -> dict[str, Any]:
+        """How activations come about: the statistics file's and the report's words for it."""
+
+    def tensors(self, checkpoint: Checkpoint) -> Mapping[str, Tensor]:
+        """A checkpoint's tensors by name."""
+
+    def effective_batch(self, batch_size: int | None) -> int | None:
+        """The batch size that changes the activations, for a client that trains with ``batch_size``."""
+
+    def activations(self, local: Checkpoint | None, batch_size: int | None) -> Activations:
+        """Of a local model, or of the global one; ``batch_size`` is an effective one."""
+
+
+class Measurement:
+    """One model on the auxiliary data. Nothing is computed before it is asked for.
+
+    local : a local model, None for the global one
+    batch_size : an effective one
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        run: RunOptions,
+        local: Checkpoint | None,
+        batch_size: int | None,
+    ) -> None:
+        self._source = source
+        self._run = run
+        self._local = local
+        self._batch_size = batch_size
+
+    @cached_property
+    def activations(self) -> Activations:
+        """Logits and embeddings of every auxiliary sample: a pass over them."""
+        return self._source.activations(self._local, self._batch_size)
+
+    def forget_activations(self) -> None:
+        """Free their memory; they are computed again should they be asked for."""
+        self.__dict__.pop("activations", None)
+
+    @cached_property
+    def statistics(self) -> ModelStatistics:
+        """What the recovery methods need to know of them."""
+        return model_statistics(
+            self.activations.logits,
+            self.activations.embeddings,
+            self.activations.labels,
+            self._source.num_classes,
+            samples=self._run.samples,
+            seed=self._run.seed,
+            device=self._run.device,
+        )
