@@ -150,7 +150,7 @@ def test_missing_values_are_told_before_any_work(tmp_path: Path, monkeypatch: py
     def never(*_: object, **__: object) -> None:
         raise AssertionError("images are read only when the training values are there")
 
-    monkeypatch.setattr("rlu_cli.audit.auxiliary.load_images", never)
+    monkeypatch.setattr("rlu_cli.images.collection.load_images", never)
     call("recover", *bare_round(tmp_path)).refusal(4)
 
 

@@ -149,7 +149,7 @@ def test_3_missing_file(tmp_path: Path) -> None:
         assert "no such file" in message
         assert "g.pt" in message
     message = call("recover", *flags_with(aux=tmp_path / "aux")).refusal(3)
-    assert "no such folder" in message
+    assert "no such file or folder" in message
 
 
 @pytest.mark.parametrize(

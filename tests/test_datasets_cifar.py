@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 import pickle
 import random
@@ -13,36 +12,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+from dataset_files import CIFAR10 as TEN
+from dataset_files import dump2, python2, write_folder, write_tar
 
 from rlu_cli.errors import FileError, MismatchError, RluError, UsageError
 from rlu_cli.images.datasets import load_cifar, open_dataset, tar
 from rlu_cli.images.datasets.plain_pickle import array_of, read_plain_pickle
 
-TEN = "cifar-10-batches-py"
 HUNDRED = "cifar-100-python"
 NAMES = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
-
-
-def python2(value: object) -> bytes:
-    """`value` as Python 2 pickled it by protocol 2, which is how the official files were written."""
-    if isinstance(value, str | bytes):
-        raw = value.encode("latin-1") if isinstance(value, str) else value
-        return (b"U" + bytes([len(raw)]) if len(raw) < 256 else b"T" + struct.pack("<i", len(raw))) + raw
-    if isinstance(value, int):
-        return b"J" + struct.pack("<i", value)
-    if isinstance(value, list):
-        return b"](" + b"".join(map(python2, value)) + b"e"
-    if isinstance(value, dict):
-        return b"}(" + b"".join(python2(part) for pair in value.items() for part in pair) + b"u"
-    assert isinstance(value, np.ndarray) and value.dtype == np.uint8
-    made = b"cnumpy.core.multiarray\n_reconstruct\nq\x01cnumpy\nndarray\nq\x02K\x00\x85U\x01b\x87Rq\x03"
-    dtype = b"cnumpy\ndtype\nq\x04U\x02u1K\x00K\x01\x87Rq\x05(K\x03U\x01|NNN" + 2 * python2(-1) + b"K\x00tb"
-    shape = b"(" + b"".join(python2(length) for length in value.shape) + b"t"
-    return made + b"(K\x01" + shape + dtype + b"\x89" + python2(value.tobytes()) + b"tb"
-
-
-def dump2(value: object) -> bytes:
-    return b"\x80\x02" + python2(value) + b"."
 
 
 def batch(seed: int, count: int, classes: int = 10) -> dict[str, Any]:
@@ -80,24 +58,6 @@ def files100() -> dict[str, bytes]:
         content["coarse_labels"] = [label // 5 for label in content["fine_labels"]]
         files[f"{HUNDRED}/{split}"] = dump2(content)
     return files
-
-
-def write_tar(path: Path, files: dict[str, bytes], extra: list[tarfile.TarInfo] | None = None) -> Path:
-    with tarfile.open(path, "w:gz" if path.suffix == ".gz" else "w") as archive:
-        for name, data in files.items():
-            info = tarfile.TarInfo(name)
-            info.size = len(data)
-            archive.addfile(info, io.BytesIO(data))
-        for info in extra or []:
-            archive.addfile(info, io.BytesIO(bytes(info.size)))
-    return path
-
-
-def write_folder(root: Path, files: dict[str, bytes]) -> Path:
-    for name, data in files.items():
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).write_bytes(data)
-    return root
 
 
 def check_ten(images: Any, batches: dict[str, dict[str, Any]]) -> None:

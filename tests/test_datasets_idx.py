@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from dataset_files import idx
 
 from rlu_cli.errors import FileError, MismatchError, UsageError
 from rlu_cli.images.datasets import (
@@ -22,11 +23,6 @@ from rlu_cli.images.datasets import (
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (6, 4, 5), dtype=np.uint8)
 LABELS = np.array([3, 1, 4, 1, 5, 9], dtype=np.uint8)
-
-
-def idx(array: np.ndarray, code: int = 8) -> bytes:
-    sizes = b"".join(length.to_bytes(4, "big") for length in array.shape)
-    return bytes([0, 0, code, array.ndim]) + sizes + array.tobytes()
 
 
 def write(folder: Path, name: str, array: np.ndarray) -> Path:

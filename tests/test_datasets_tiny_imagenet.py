@@ -9,9 +9,9 @@ import pytest
 import torch
 from PIL import Image
 
-from rlu_cli.errors import FileError, MismatchError, UsageError
-from rlu_cli.images import decode_image
-from rlu_cli.images.datasets import load_tiny_imagenet, open_dataset
+from rlu_cli.errors import FileError, MismatchError
+from rlu_cli.images import ImageSet, decode_image, load_images
+from rlu_cli.images.datasets import load_tiny_imagenet, open_dataset, scan_tiny_imagenet
 
 WNIDS = ["n02", "n10", "n01"]
 
@@ -41,25 +41,46 @@ def root(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize(
-    ("order", "names"), [("sorted", ("n01", "n02", "n10")), ("wnids", ("n02", "n10", "n01"))]
-)
-def test_train(root: Path, order: str, names: tuple[str, ...]) -> None:
-    images = load_tiny_imagenet(root, order=order)
+def scanned(root: Path, split: str, wnids: bool) -> ImageSet:
+    order = str(root / "wnids.txt") if wnids else None
+    folder = scan_tiny_imagenet(root, split=split, order=order)
+    assert folder.order == (order or "string")
+    return load_images(folder, channels=3, size=None)
+
+
+@pytest.mark.parametrize(("wnids", "names"), [(False, ("n01", "n02", "n10")), (True, ("n02", "n10", "n01"))])
+def test_train(root: Path, wnids: bool, names: tuple[str, ...]) -> None:
+    images = scanned(root, "train", wnids)
     assert images.names == names
     assert images.labels.tolist() == [0, 0, 0, 1, 1, 1, 2, 2, 2]
     files = [root / "train" / name / "images" / f"{name}_{n}.JPEG" for name in names for n in range(3)]
     for pixels, path in zip(images.pixels.numpy(), files, strict=True):
         np.testing.assert_array_equal(pixels, decode_image(path, channels=3, size=None).transpose(2, 0, 1))
+    if not wnids:
+        assert torch.equal(load_tiny_imagenet(root).pixels, images.pixels)
 
 
-@pytest.mark.parametrize(("order", "labels"), [("sorted", [1, 2, 0, 1, 2, 0]), ("wnids", [0, 1, 2, 0, 1, 2])])
-def test_validation(root: Path, order: str, labels: list[int]) -> None:
-    images = load_tiny_imagenet(root, split="test", order=order, workers=3)
-    assert images.labels.tolist() == labels
+@pytest.mark.parametrize(("wnids", "order"), [(False, [2, 5, 0, 3, 1, 4]), (True, [0, 3, 1, 4, 2, 5])])
+def test_validation(root: Path, wnids: bool, order: list[int]) -> None:
+    images = scanned(root, "test", wnids)
+    assert images.labels.tolist() == [0, 0, 1, 1, 2, 2]
+    for n, pixels in zip(order, images.pixels.numpy(), strict=True):
+        decoded = decode_image(root / "val" / "images" / f"val_{n}.JPEG", channels=3, size=None)
+        np.testing.assert_array_equal(pixels, decoded.transpose(2, 0, 1))
+
+
+def test_validation_in_the_order_of_its_list(root: Path) -> None:
+    images = load_tiny_imagenet(root, split="test", workers=3)
+    assert images.labels.tolist() == [1, 2, 0, 1, 2, 0]
     for n, pixels in enumerate(images.pixels.numpy()):
         decoded = decode_image(root / "val" / "images" / f"val_{n}.JPEG", channels=3, size=None)
         np.testing.assert_array_equal(pixels, decoded.transpose(2, 0, 1))
+
+
+def test_class_without_validation_images(root: Path) -> None:
+    (root / "val" / "val_annotations.txt").write_text("val_0.JPEG\tn02\t0\t0\t9\t9\n")
+    with pytest.raises(MismatchError, match=r"have none: n01 \(index 0\), n10 \(index 2\)"):
+        scan_tiny_imagenet(root, split="test")
 
 
 def test_validation_sorted_into_folders(root: Path) -> None:
@@ -96,8 +117,6 @@ def test_classes_must_match(root: Path) -> None:
         (root / "wnids.txt").write_text(text)
         with pytest.raises(FileError, match="one class id a line, each once"):
             load_tiny_imagenet(root)
-    with pytest.raises(UsageError, match="sorted or wnids, got 'natural'"):
-        load_tiny_imagenet(root, order="natural")
 
 
 @pytest.mark.parametrize("name", ["../../secret.JPEG", "/etc/passwd", "..", "a\\b", "", "a\0b"])

@@ -25,7 +25,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> ClassFolder:
         (root / name).mkdir()
         for index in range(count):
             Image.new("RGB", (3, 4), (label, index, 200)).save(root / name / f"{index:03}.png")
-    return scan_class_folder(root, num_classes=3)
+    return scan_class_folder(root)
 
 
 def test_content_and_order(folder: ClassFolder) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 
 from rlu_cli.audit.auditor import Auditor
 from rlu_cli.audit.history import GLOBAL_STEM
-from rlu_cli.audit.options import HistoryOptions, ModelOptions, RunOptions, TrainingOptions
+from rlu_cli.audit.options import AuxOptions, HistoryOptions, ModelOptions, RunOptions, TrainingOptions
 from rlu_cli.audit.progress import Reporter, silent
 from rlu_cli.audit.report import envelope
 from rlu_cli.core.metrics import Scores, score_counts, uniform_counts
@@ -41,6 +41,7 @@ def evaluate_archive(
     methods: Sequence[str],
     *,
     aux: Path | None = None,
+    aux_options: AuxOptions | None = None,
     model: ModelOptions | None = None,
     training: TrainingOptions | None = None,
     run: RunOptions | None = None,
@@ -54,6 +55,7 @@ def evaluate_archive(
     Parameters
     ----------
     aux : auxiliary images; by default the archive's own
+    aux_options : which of them are read, and how
     rounds : which rounds to score, all by default
     training : values that outrank the archive's annotations (the ablation that shows why schemes matter)
 
@@ -80,6 +82,7 @@ def evaluate_archive(
                         _only_file(round_folder(root, number), GLOBAL_STEM),
                         [local],
                         aux=aux or root / AUX,
+                        aux_options=aux_options,
                         model=model,
                         run=run,
                     )

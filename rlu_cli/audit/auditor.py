@@ -16,7 +16,7 @@ from rlu_cli.audit.devices import choose_device
 from rlu_cli.audit.history import History, constant_gradient
 from rlu_cli.audit.image_source import ImageSource
 from rlu_cli.audit.network import check_finite, check_same_network, read_head
-from rlu_cli.audit.options import HistoryOptions, ModelOptions, RunOptions, TrainingOptions
+from rlu_cli.audit.options import AuxOptions, HistoryOptions, ModelOptions, RunOptions, TrainingOptions
 from rlu_cli.audit.progress import Reporter, silent
 from rlu_cli.audit.source import Measurement, Source
 from rlu_cli.audit.statistics_file import StoredStatistics, read_statistics
@@ -53,7 +53,8 @@ class Auditor:
     reference : path of the global checkpoint
     locals_ : paths of the local checkpoints; the metadata of the first may say what the global one leaves
         open
-    aux : folder of auxiliary images, or None where stored statistics are enough
+    aux : auxiliary images, as ``open_collection`` takes them, or None where stored statistics are enough
+    aux_options : which of them are read, and how
     stats : statistics file of the global model, instead of a pass over the auxiliary images
     """
 
@@ -63,6 +64,7 @@ class Auditor:
         locals_: Sequence[Path] = (),
         *,
         aux: Path | None = None,
+        aux_options: AuxOptions | None = None,
         stats: Path | None = None,
         model: ModelOptions | None = None,
         run: RunOptions | None = None,
@@ -85,6 +87,7 @@ class Auditor:
             self.reference,
             aux,
             described=self.described,
+            aux_options=aux_options or AuxOptions(),
             class_names=names,
             options=self.options,
             run=self.run,

@@ -5,41 +5,51 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from rlu_cli.audit.network import Network
+from rlu_cli.audit.options import AuxOptions
 from rlu_cli.audit.progress import Reporter
 from rlu_cli.core.types import Note
 from rlu_cli.errors import MismatchError
+from rlu_cli.files.text import names as listed
 from rlu_cli.images import (
-    ClassFolder,
+    ImageCollection,
     ImageSet,
     Normalization,
-    load_images,
-    native_size,
+    Reading,
+    open_collection,
     parse_normalization,
-    scan_class_folder,
 )
+
+_NAMED = 3
+"""How many damaged images a warning names."""
 
 
 @dataclass(frozen=True)
 class Auxiliary:
     """Decoded auxiliary images, with how they are fed to the network."""
 
-    folder: ClassFolder
     images: ImageSet
     normalization: Normalization
     notes: tuple[Note, ...]
 
 
 def scan_auxiliary(
-    root: Path, *, class_names: Sequence[str] | None, class_order: str | None
-) -> tuple[ClassFolder, list[Note]]:
-    """The class folders and their output indices, with what there is to say about them."""
-    folder = scan_class_folder(root, class_names=class_names, order=class_order)
+    root: Path, options: AuxOptions, *, class_names: Sequence[str] | None, class_order: str | None
+) -> tuple[ImageCollection, list[Note]]:
+    """The classes and their output indices, with what there is to say about them."""
+    collection = open_collection(
+        root,
+        class_names=class_names,
+        order=class_order,
+        split=options.aux_split,
+        svhn_digit_zero=options.svhn_digit_zero,
+    )
     notes = []
-    if folder.skipped:
-        notes.append(Note("aux-skipped", f"left out of {root}: {'; '.join(folder.skipped)}"))
-    if class_order is None and class_names is None and folder.numeric_order_differs:
+    if collection.skipped:
+        notes.append(Note("aux-skipped", f"left out of {root}: {'; '.join(collection.skipped)}"))
+    if class_order is None and class_names is None and collection.numeric_order_differs:
         notes.append(
             Note(
                 "class-order-ambiguous",
@@ -48,30 +58,61 @@ def scan_auxiliary(
                 "1, 2, 10",
             )
         )
-    return folder, notes
+    return collection, [*notes, *_disagreement(collection.names, class_names)]
+
+
+def _disagreement(names: Sequence[str], class_names: Sequence[str] | None) -> list[Note]:
+    """A warning where --class-order puts a class at another output than the checkpoint's names do."""
+    said = {name: n for n, name in enumerate(class_names or ())}
+    moved = [(n, name) for n, name in enumerate(names) if said.get(name, n) != n]
+    if not moved:
+        return []
+    n, name = moved[0]
+    return [
+        Note(
+            "class-names-disagree",
+            f"--class-order puts {len(moved)} of {len(names)} classes at other outputs than the checkpoint's "
+            f"own class names do ({name!r} at {n}, there at {said[name]}): one of the two is wrong",
+        )
+    ]
+
+
+def reading(options: AuxOptions, *, seed: int) -> Reading:
+    """The options, for the image collection."""
+    return Reading(options.aux_per_class, seed, options.exif, options.skip_bad)
+
+
+def auxiliary_document(collection: ImageCollection, images: ImageSet, options: AuxOptions) -> dict[str, Any]:
+    """What the JSON says of the auxiliary data."""
+    return {
+        "path": str(collection.root),
+        "images": len(images.labels),
+        "classes": len(collection.names),
+        "kind": collection.kind,
+        "split": collection.split,
+        "per_class": options.aux_per_class,
+        "svhn_digit_zero": (options.svhn_digit_zero or "first") if collection.kind == "svhn" else None,
+        "exif": options.exif,
+        "bad": len(images.bad) if options.skip_bad else None,
+    }
 
 
 def load_auxiliary(
-    folder: ClassFolder,
+    collection: ImageCollection,
+    how: Reading,
     network: Network,
     normalize: str | None,
     *,
     resize: bool,
-    seed: int,
     reporter: Reporter,
 ) -> Auxiliary:
     """Decode the images once, at the network's size and channels.
 
     resize : whether images of another size are resized; otherwise all must have the network's
     """
-    expected = network.layer.num_classes
-    if len(folder.names) != expected:
-        raise MismatchError(
-            f"expected {expected} class folders in {folder.root}, one for each output of the model, found "
-            f"{len(folder.names)}: add the missing classes, or pass the right folder to --aux"
-        )
+    _check_number(collection, network.layer.num_classes)
     notes = []
-    size = native_size(folder)
+    size = collection.native_size(how)
     if size != network.image_size:
         notes.append(
             Note(
@@ -91,12 +132,21 @@ def load_auxiliary(
     normalization = parse_normalization(normalize or "none")
     normalization.check_channels(network.channels)
     with reporter("decoding auxiliary images") as update:
-        images = load_images(
-            folder,
+        images = collection.load(
+            how,
             channels=network.channels,
             size=network.image_size if resize else None,
-            seed=seed,
             progress=update,
+        )
+    if images.bad:
+        more = len(images.bad) - _NAMED
+        notes.append(
+            Note(
+                "aux-bad-images",
+                f"{len(images.bad)} of {len(images.bad) + len(images.labels)} auxiliary images are left out, "
+                f"since they can't be decoded: {', '.join(map(str, images.bad[:_NAMED]))}"
+                + (f" and {more} more" if more > 0 else ""),
+            )
         )
     few = [name for name, count in zip(images.names, images.counts, strict=True) if count < 2]
     if few:
@@ -107,4 +157,24 @@ def load_auxiliary(
                 "variance, so their erroneous confidence is poor; give at least 20 images a class",
             )
         )
-    return Auxiliary(folder, images, normalization, tuple(notes))
+    return Auxiliary(images, normalization, tuple(notes))
+
+
+def _check_number(collection: ImageCollection, expected: int) -> None:
+    """Refuse a collection that has not one class for each output of the model."""
+    found = len(collection.names)
+    if found == expected:
+        return
+    what = "classes"
+    advice = "pass the path whose classes are the model's, one for each output"
+    if collection.kind == "folders":
+        what = "class folders"
+        advice = "add the missing classes, or pass the folder whose direct sub-folders are the classes"
+        if (collection.root / "val_annotations.txt").is_file():
+            advice = (
+                "this is Tiny-ImageNet's flat validation set: pass the folder above it, which has wnids.txt"
+            )
+    raise MismatchError(
+        f"expected {expected} {what} in {collection.root}, one for each output of the model, found {found} "
+        f"({listed(collection.names)}): {advice}"
+    )

@@ -9,17 +9,23 @@ from typing import Any
 
 from torch import Tensor
 
-from rlu_cli.audit.auxiliary import Auxiliary, load_auxiliary, scan_auxiliary
+from rlu_cli.audit.auxiliary import (
+    Auxiliary,
+    auxiliary_document,
+    load_auxiliary,
+    reading,
+    scan_auxiliary,
+)
 from rlu_cli.audit.description import ModelDescription
 from rlu_cli.audit.network import Network, build_network, choose_spec
-from rlu_cli.audit.options import ModelOptions, RunOptions
+from rlu_cli.audit.options import AuxOptions, ModelOptions, RunOptions
 from rlu_cli.audit.probe import batch_that_matters, probe
 from rlu_cli.audit.progress import Reporter
 from rlu_cli.core.types import Activations, Note
 from rlu_cli.errors import UsageError
 from rlu_cli.files.checkpoint import Checkpoint
 from rlu_cli.files.state_dict import strip_prefixes
-from rlu_cli.images import ClassFolder, native_size
+from rlu_cli.images import ImageCollection
 
 
 class ImageSource:
@@ -35,6 +41,7 @@ class ImageSource:
         reference: Checkpoint,
         aux: Path | None,
         *,
+        aux_options: AuxOptions,
         described: ModelDescription,
         class_names: Sequence[str] | None,
         options: ModelOptions,
@@ -43,11 +50,13 @@ class ImageSource:
     ) -> None:
         self.reference = reference
         self.aux = aux
+        self.aux_options = aux_options
         self.described = described
         self.options = options
         self.run = run
         self.reporter = reporter
         self._given_names = class_names
+        self._reading = reading(aux_options, seed=run.seed)
         self._loaded = reference
         self._notes: list[Note] = []
 
@@ -57,21 +66,24 @@ class ImageSource:
         return self._notes
 
     @cached_property
-    def folder(self) -> ClassFolder:
-        """The class folders of the auxiliary data."""
+    def collection(self) -> ImageCollection:
+        """The auxiliary data: its classes are known, its images not decoded yet."""
         if self.aux is None:
-            raise UsageError("expected the folder of auxiliary images, found none: pass --aux DIR")
-        folder, notes = scan_auxiliary(
-            self.aux, class_names=self._given_names, class_order=self.options.class_order
+            raise UsageError("expected auxiliary images, found none: pass --aux PATH")
+        collection, notes = scan_auxiliary(
+            self.aux,
+            self.aux_options,
+            class_names=self._given_names,
+            class_order=self.options.class_order,
         )
         self._notes += notes
-        return folder
+        return collection
 
     @cached_property
     def network(self) -> Network:
         """The model; it holds the weights of the latest pass."""
         asked = self.described.image_size
-        native = native_size(self.folder)
+        native = self.collection.native_size(self._reading)
         spec, matched = choose_spec(self.described.arch, self.reference.tensors, asked or native)
         if matched:
             self._notes.append(
@@ -96,12 +108,12 @@ class ImageSource:
     def auxiliary(self) -> Auxiliary:
         """The auxiliary images, decoded."""
         auxiliary = load_auxiliary(
-            self.folder,
+            self.collection,
+            self._reading,
             self.network,
             self.described.normalize,
             resize=self.described.image_size is not None
-            or self.network.image_size != native_size(self.folder),
-            seed=self.run.seed,
+            or self.network.image_size != self.collection.native_size(self._reading),
             reporter=self.reporter,
         )
         self._notes += auxiliary.notes
@@ -117,7 +129,7 @@ class ImageSource:
         """The checkpoint's, unless --class-order overrules its mapping."""
         if self.described.class_names is not None and self.options.class_order is None:
             return self.described.class_names
-        return self.folder.names
+        return self.collection.names
 
     @property
     def num_classes(self) -> int:
@@ -136,13 +148,9 @@ class ImageSource:
             "channels": network.channels,
             "normalize": str(self.auxiliary.normalization),
             "batch_norm": self.options.batch_norm,
-            "class_order": self.folder.order,
+            "class_order": self.collection.order,
             "class_names": list(self.class_names),
-            "aux": {
-                "path": str(self.aux),
-                "images": len(self.auxiliary.images.labels),
-                "classes": len(self.folder.names),
-            },
+            "aux": auxiliary_document(self.collection, self.auxiliary.images, self.aux_options),
         }
 
     def tensors(self, checkpoint: Checkpoint) -> Mapping[str, Tensor]:

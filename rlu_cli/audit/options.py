@@ -20,6 +20,17 @@ class ModelOptions:
 
 
 @dataclass(frozen=True)
+class AuxOptions:
+    """Which of the auxiliary images are read, and how (the flags of the same names)."""
+
+    aux_split: Literal["train", "test"] | None = None
+    aux_per_class: int | None = None
+    svhn_digit_zero: Literal["first", "last"] | None = None
+    skip_bad: bool = False
+    exif: bool = False
+
+
+@dataclass(frozen=True)
 class StepOptions:
     """How a client trains (the flags of the same names; ``lr`` may list one rate a step)."""
 

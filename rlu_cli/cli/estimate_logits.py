@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rlu_cli.audit.options import ModelOptions, RunOptions
+from rlu_cli.audit.options import AuxOptions, ModelOptions, RunOptions
 from rlu_cli.cli.options import AuxPath, GlobalPath, OutputOptions, with_options
 from rlu_cli.errors import UsageError
 
 
-@with_options(model=ModelOptions, run=RunOptions, out=OutputOptions)
+@with_options(images=AuxOptions, model=ModelOptions, run=RunOptions, out=OutputOptions)
 def estimate_logits(
     *,
     global_: GlobalPath,
     aux: AuxPath = None,
+    images: AuxOptions,
     model: ModelOptions,
     run: RunOptions,
     out: OutputOptions,
@@ -32,9 +33,9 @@ def estimate_logits(
     from rlu_cli.cli.output import open_output
 
     if aux is None:
-        raise UsageError("expected the folder of auxiliary images, found none: pass --aux DIR")
+        raise UsageError("expected auxiliary images, found none: pass --aux PATH")
     terminal = Terminal(quiet=out.quiet, verbose=out.verbose)
-    auditor = Auditor(global_, aux=aux, model=model, run=run, reporter=terminal.reporter)
+    auditor = Auditor(global_, aux=aux, aux_options=images, model=model, run=run, reporter=terminal.reporter)
     statistics = auditor.statistics
     saved = None if out.output == "-" else out.output
     if saved is not None:

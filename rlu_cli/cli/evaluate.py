@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rlu_cli.audit.options import HistoryOptions, ModelOptions, RunOptions, TrainingOptions
+from rlu_cli.audit.options import AuxOptions, HistoryOptions, ModelOptions, RunOptions, TrainingOptions
 from rlu_cli.cli.options import AuxPath, OutputOptions, StatsPath, with_options
 from rlu_cli.core.method_names import METHOD_CHOICE
 from rlu_cli.errors import FileError, MismatchError, UsageError
@@ -21,7 +21,12 @@ Recovered = tuple[str, "IntArray", Sequence[dict[str, str]]]
 
 
 @with_options(
-    model=ModelOptions, training=TrainingOptions, history=HistoryOptions, run=RunOptions, out=OutputOptions
+    images=AuxOptions,
+    model=ModelOptions,
+    training=TrainingOptions,
+    history=HistoryOptions,
+    run=RunOptions,
+    out=OutputOptions,
 )
 def evaluate(
     *,
@@ -52,6 +57,7 @@ def evaluate(
     method: Annotated[
         list[str] | None, typer.Option(metavar="NAME", help=f"{METHOD_CHOICE}; may be repeated.")
     ] = None,
+    images: AuxOptions,
     model: ModelOptions,
     training: TrainingOptions,
     history: HistoryOptions,
@@ -83,14 +89,21 @@ def evaluate(
         raise UsageError("expected what the client trained on, found nothing: pass --truth FILE")
     with open_output(out.output) as write:
         if archive is not None:
-            document = _evaluate_archive(archive, methods, aux, model, training, run, terminal)
+            document = _evaluate_archive(archive, methods, aux, images, model, training, run, terminal)
         elif result is not None:
             _refuse("--result", aux=aux, stats=stats, method=method)
             document = _evaluate_counts(*_saved_result(result), truth, terminal)
         else:
             assert global_ is not None and local is not None
             auditor = Auditor(
-                global_, [local], aux=aux, stats=stats, model=model, run=run, reporter=terminal.reporter
+                global_,
+                [local],
+                aux=aux,
+                aux_options=images,
+                stats=stats,
+                model=model,
+                run=run,
+                reporter=terminal.reporter,
             )
             client = auditor.recover(local, training, methods, history)
             recovered = [
@@ -167,6 +180,7 @@ def _evaluate_archive(
     root: Path,
     methods: Sequence[str],
     aux: Path | None,
+    images: AuxOptions,
     model: ModelOptions,
     training: TrainingOptions,
     run: RunOptions,
@@ -178,7 +192,14 @@ def _evaluate_archive(
 
     pairs = list(
         evaluate_archive(
-            root, methods, aux=aux, model=model, training=training, run=run, reporter=terminal.reporter
+            root,
+            methods,
+            aux=aux,
+            aux_options=images,
+            model=model,
+            training=training,
+            run=run,
+            reporter=terminal.reporter,
         )
     )
     document = archive_document(root, pairs)

@@ -16,6 +16,7 @@ from typing import Annotated, Any, get_type_hints
 import typer
 
 from rlu_cli.audit.options import (
+    AuxOptions,
     HistoryOptions,
     ModelOptions,
     RunOptions,
@@ -77,7 +78,25 @@ _HELP: dict[type, dict[str, Any]] = {
         ),
         "class_order": typer.Option(
             metavar="ORDER",
-            help="How class folders map to outputs: string, natural or a file with one name per line.",
+            help="How aux classes map to outputs: string, natural, dataset (a data set's label numbers) or a "
+            "file with one name per line; by default the checkpoint's names, else string for folders.",
+        ),
+    },
+    AuxOptions: {
+        "aux_split": typer.Option(
+            help="Which part of a data set that has both; by default test, which clients have not seen."
+        ),
+        "aux_per_class": typer.Option(
+            min=1, metavar="K", help="Use at most K auxiliary images a class, drawn by --seed."
+        ),
+        "svhn_digit_zero": typer.Option(
+            help="SVHN's digit 0 is the first class, as in torchvision (the default), or the last."
+        ),
+        "skip_bad": typer.Option(
+            "--skip-bad", help="Leave out images that can't be decoded, with a warning."
+        ),
+        "exif": typer.Option(
+            "--exif", help="Turn images as their EXIF orientation says, which training pipelines don't."
         ),
     },
     StepOptions: _STEPS,
@@ -141,7 +160,12 @@ LocalPaths = Annotated[
 ]
 AuxPath = Annotated[
     Path | None,
-    typer.Option("--aux", metavar="DIR", help="Labelled images, one sub-folder per class."),
+    typer.Option(
+        "--aux",
+        metavar="PATH",
+        help="Labelled images: a folder with one sub-folder per class, or the official files of CIFAR, SVHN, "
+        "Tiny-ImageNet, MNIST (IDX), or an .npz file.",
+    ),
 ]
 StatsPath = Annotated[
     Path | None,

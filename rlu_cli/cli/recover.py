@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from rlu_cli.audit.options import HistoryOptions, ModelOptions, RunOptions, TrainingOptions
+from rlu_cli.audit.options import AuxOptions, HistoryOptions, ModelOptions, RunOptions, TrainingOptions
 from rlu_cli.cli.options import AuxPath, GlobalPath, LocalPaths, OutputOptions, StatsPath, with_options
 from rlu_cli.core.method_names import METHOD_CHOICE
 from rlu_cli.errors import UnreliableError
@@ -16,6 +16,7 @@ UNRELIABLE = (
     "update-unbalanced",
     "update-near-precision",
     "embedding-mismatch",
+    "class-names-disagree",
     "solver-uncertified",
     "local-statistics-missing",
     "method-undetermined",
@@ -30,7 +31,12 @@ UNRELIABLE = (
 
 
 @with_options(
-    model=ModelOptions, training=TrainingOptions, history=HistoryOptions, run=RunOptions, out=OutputOptions
+    images=AuxOptions,
+    model=ModelOptions,
+    training=TrainingOptions,
+    history=HistoryOptions,
+    run=RunOptions,
+    out=OutputOptions,
 )
 def recover(
     *,
@@ -38,6 +44,7 @@ def recover(
     local: LocalPaths,
     aux: AuxPath = None,
     stats: StatsPath = None,
+    images: AuxOptions,
     method: Annotated[str, typer.Option(metavar="NAME", help=f"{METHOD_CHOICE}.")] = "auto",
     model: ModelOptions,
     training: TrainingOptions,
@@ -64,7 +71,14 @@ def recover(
     failed: set[str] = set()
     with open_output(out.output) as write:
         auditor = Auditor(
-            global_, local, aux=aux, stats=stats, model=model, run=run, reporter=terminal.reporter
+            global_,
+            local,
+            aux=aux,
+            aux_options=images,
+            stats=stats,
+            model=model,
+            run=run,
+            reporter=terminal.reporter,
         )
         for path in local:
             client = auditor.recover(path, training, [method], history)

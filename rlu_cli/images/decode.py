@@ -2,7 +2,7 @@
 
 Two differences are deliberate: 16-bit images are scaled to 8 bits, where Pillow would clip nearly all of
 them to white, and whatever Pillow only warns about in a dangerous file is an error.
-EXIF orientation is not applied: training pipelines don't either.
+EXIF orientation is applied only when asked: training pipelines don't apply it.
 """
 
 from __future__ import annotations
@@ -24,6 +24,10 @@ if TYPE_CHECKING:
 
 FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 """The decoders a file may reach, whatever its name says: none that starts another program (EPS)."""
+
+_ORIENTATION = 0x0112
+_SIDEWAYS = (5, 6, 7, 8)
+"""Values of EXIF's orientation that exchange height and width."""
 
 # What Pillow's decoders raise on damaged files, besides its own errors (which are OSErrors).
 DAMAGE = (
@@ -81,21 +85,28 @@ def to_mode(image: Image.Image, channels: int) -> Image.Image:
     return image.convert("L" if channels == 1 else "RGB")
 
 
-def decode_image(path: Path, *, channels: int, size: tuple[int, int] | None) -> npt.NDArray[np.uint8]:
+def decode_image(
+    path: Path, *, channels: int, size: tuple[int, int] | None, exif: bool = False
+) -> npt.NDArray[np.uint8]:
     """Decode `path` to uint8 (H, W, C); `size` is (H, W), None keeps the image's own.
 
-    Raises FileError, naming the file, for anything that can't be decoded completely.
+    `exif` turns the image as its EXIF orientation says. Raises FileError, naming the file, for anything
+    that can't be decoded completely.
     """
     with strict_pillow():
-        return decode_pixels(path, channels=channels, size=size)
+        return decode_pixels(path, channels=channels, size=size, exif=exif)
 
 
-def decode_pixels(path: Path, *, channels: int, size: tuple[int, int] | None) -> npt.NDArray[np.uint8]:
+def decode_pixels(
+    path: Path, *, channels: int, size: tuple[int, int] | None, exif: bool = False
+) -> npt.NDArray[np.uint8]:
     """:func:`decode_image` for worker threads: the caller has entered :func:`strict_pillow`."""
     import numpy as np
+    from PIL import ImageOps
 
     with _opened(path) as image:
-        converted = to_mode(image, channels)
+        turned = ImageOps.exif_transpose(image) if exif else image
+        converted = to_mode(turned, channels)
     if size is not None and converted.size != (size[1], size[0]):
         from PIL import Image
 
@@ -105,10 +116,12 @@ def decode_pixels(path: Path, *, channels: int, size: tuple[int, int] | None) ->
     return pixels[:, :, None] if pixels.ndim == 2 else pixels
 
 
-def stored_size(path: Path) -> tuple[int, int]:
-    """(H, W) of an image as stored, from its header."""
+def stored_size(path: Path, *, exif: bool = False) -> tuple[int, int]:
+    """(H, W) of an image as stored, or as its EXIF orientation turns it, from its header."""
     with strict_pillow(), _opened(path) as image:
-        return image.height, image.width
+        height, width = image.height, image.width
+        sideways = exif and image.getexif().get(_ORIENTATION) in _SIDEWAYS
+        return (width, height) if sideways else (height, width)
 
 
 def stored_channels(path: Path) -> int:

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rlu_cli.errors import FileError, MismatchError
-from rlu_cli.images.order import class_order, natural_key, some
+from rlu_cli.files.text import names as listed
+from rlu_cli.images.order import class_order, natural_key
 
 __all__ = ["EXTENSIONS", "ClassFolder", "natural_key", "scan_class_folder"]
 
@@ -43,7 +44,6 @@ def scan_class_folder(
     *,
     class_names: Sequence[str] | None = None,
     order: str | None = None,
-    num_classes: int | None = None,
 ) -> ClassFolder:
     """List the images under `root` by class and give every class its output index.
 
@@ -62,18 +62,28 @@ def scan_class_folder(
         )
     if loose:
         skipped["image directly in the root, outside any class"] = loose
-    names, origin = class_order(list(folders), class_names, order)
-    if num_classes is not None and len(folders) != num_classes:
-        raise MismatchError(_wrong_number(root, names, num_classes))
+    names, origin = class_order(list(folders), class_names, order, where=str(root))
     files = tuple(_images(folders[name], skipped) for name in names)
-    empty = [name for name, found in zip(names, files, strict=True) if not found]
-    if empty:
-        raise MismatchError(
-            f"every class needs at least one image, but {len(empty)} of {len(names)} sub-folders of {root} "
-            f"have none ({some(empty)}): add images ({' '.join(sorted(EXTENSIONS))}) to them"
-        )
+    check_filled(root, names, [len(group) for group in files])
     notes = tuple(f"{what} × {count}" if count > 1 else what for what, count in sorted(skipped.items()))
     return ClassFolder(root=root, names=names, files=files, skipped=notes, order=origin)
+
+
+def check_filled(root: Path, names: Sequence[str], counts: Sequence[int]) -> None:
+    """Refuse a class without images: what the model makes of it is unknown, so nothing can be recovered.
+
+    Raises
+    ------
+    MismatchError
+        Names the classes; their indices are those of `names`, so no other class shifts.
+    """
+    empty = [f"{name} (index {n})" for n, name in enumerate(names) if not counts[n]]
+    if empty:
+        raise MismatchError(
+            f"every class needs at least one image, but {len(empty)} of the {len(names)} classes of {root} "
+            f"have none: {listed(empty)}. Without images nobody knows how the model confuses such a class, "
+            "and a guess spoils the counts of the others too: add images of it, two at the least"
+        )
 
 
 def _class_folders(root: Path, skipped: Counter[str]) -> tuple[dict[str, Path], int]:
@@ -145,17 +155,3 @@ def _is_image(entry: os.DirEntry[str]) -> bool:
 
 def _is_hidden(name: str) -> bool:
     return name.startswith(".") or name == "__MACOSX"
-
-
-def _wrong_number(root: Path, names: Sequence[str], num_classes: int) -> str:
-    """The message for a folder that has not as many classes as the model has outputs."""
-    advice = "pass the folder whose direct sub-folders are the classes, one for each output"
-    if (root / "val_annotations.txt").is_file():
-        advice = (
-            "this looks like Tiny-ImageNet's flat validation set; sort its images into one folder per class"
-        )
-    return (
-        f"the model has {num_classes} outputs, but {root} has {len(names)} class "
-        f"sub-folder{'' if len(names) == 1 else 's'} "
-        f"({some(names)}): {advice}"
-    )

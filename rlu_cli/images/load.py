@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rlu_cli.errors import MismatchError, UsageError
+from rlu_cli.errors import FileError, MismatchError, UsageError
 from rlu_cli.images.decode import decode_pixels, stored_size, strict_pillow
 from rlu_cli.images.folder import ClassFolder
+from rlu_cli.images.order import some
 
 if TYPE_CHECKING:
     import torch
@@ -36,6 +37,8 @@ class ImageSet:
     """int64 (M,)"""
     names: tuple[str, ...]
     """Class names by output index."""
+    bad: tuple[Path, ...] = ()
+    """Files that were left out because they can't be decoded."""
 
     @property
     def counts(self) -> tuple[int, ...]:
@@ -50,19 +53,26 @@ def load_images(
     size: tuple[int, int] | None,
     per_class: int | None = None,
     seed: int = 0,
+    exif: bool = False,
+    skip_bad: bool = False,
     workers: int = 0,
     progress: Progress | None = None,
 ) -> ImageSet:
     """Decode the images of `folder`, class by class, at most `per_class` of each, drawn by `seed`.
 
-    `size` is (H, W); None takes the images' own, which then must be the same for all. `workers` is the
-    number of decoding threads, 0 for as many as are useful; it never changes the result.
-    `progress(done, total)` is called in the calling thread.
+    `size` is (H, W); None takes the images' own, which then must be the same for all. `exif` turns images
+    as their EXIF orientation says. `skip_bad` leaves out the drawn files that can't be decoded, and keeps
+    what was wrong with each. `workers` is the number of decoding threads, 0 for as many as are useful; it
+    never changes the result. `progress(done, total)` is called in the calling thread.
+
+    Raises
+    ------
+    FileError
+        A file can't be decoded; with `skip_bad`, none of a class can.
     """
     import torch
 
-    if per_class is not None and per_class < 1:
-        raise UsageError(f"expected at least 1 image per class, got {per_class}")
+    check_per_class(per_class)
     chosen = [
         _choose(name, files, per_class, seed) for name, files in zip(folder.names, folder.files, strict=True)
     ]
@@ -75,6 +85,8 @@ def load_images(
         folder.names,
         channels=channels,
         size=size,
+        exif=exif,
+        skip_bad=skip_bad,
         workers=workers,
         progress=progress,
     )
@@ -87,22 +99,35 @@ def decode_files(
     *,
     channels: int,
     size: tuple[int, int] | None,
+    exif: bool = False,
+    skip_bad: bool = False,
     workers: int = 0,
     progress: Progress | None = None,
 ) -> ImageSet:
     """Decode `files`, in their order, with the class index of each; the rest as :func:`load_images`."""
     check_size(size)
-    height, width = size if size is not None else stored_size(files[0])
+    first = files[0]
+    if size is None:
+        first, (height, width) = _first_size(files, exif=exif, skip_bad=skip_bad)
+    else:
+        height, width = size
     pixels = allocate((len(files), channels, height, width))
     view = pixels.numpy()
+    bad: dict[int, FileError] = {}
 
     def decode(start: int) -> int:
         stop = min(start + CHUNK, len(files))
         for index in range(start, stop):
-            image = decode_pixels(files[index], channels=channels, size=size)
+            try:
+                image = decode_pixels(files[index], channels=channels, size=size, exif=exif)
+            except FileError as error:
+                if not skip_bad:
+                    raise
+                bad[index] = error
+                continue
             if image.shape[:2] != (height, width):
                 raise MismatchError(
-                    f"expected images of one size, but {files[0]} is {height}x{width} and {files[index]} is "
+                    f"expected images of one size, but {first} is {height}x{width} and {files[index]} is "
                     f"{image.shape[0]}x{image.shape[1]} (height x width): pass --image-size with the size "
                     "that the client trained on"
                 )
@@ -111,12 +136,50 @@ def decode_files(
 
     with strict_pillow():
         run_chunks(decode, len(files), workers, progress)
-    return ImageSet(pixels=pixels, labels=labels, names=names)
+    images = ImageSet(pixels=pixels, labels=labels, names=names)
+    return _without(images, files, bad) if bad else images
 
 
-def native_size(folder: ClassFolder) -> tuple[int, int]:
-    """(H, W) of the first image, as stored."""
-    return stored_size(folder.files[0][0])
+def _without(images: ImageSet, files: Sequence[Path], bad: dict[int, FileError]) -> ImageSet:
+    """`images` without the rows that could not be decoded; every class must keep one."""
+    good = [row for row in range(len(files)) if row not in bad]
+    left = ImageSet(
+        images.pixels[good], images.labels[good], images.names, tuple(files[row] for row in sorted(bad))
+    )
+    lost = [
+        n
+        for n, (before, after) in enumerate(zip(images.counts, left.counts, strict=True))
+        if before > after == 0
+    ]
+    if lost:
+        first = min(row for row in bad if images.labels[row] == lost[0])
+        raise FileError(
+            f"none of the images of {some([images.names[n] for n in lost])} can be decoded; the first: "
+            f"{bad[first]}"
+        )
+    return left
+
+
+def native_size(folder: ClassFolder, *, exif: bool = False, skip_bad: bool = False) -> tuple[int, int]:
+    """(H, W) of the first image, as stored; with `skip_bad`, of the first with a readable header."""
+    return _first_size([path for group in folder.files for path in group], exif=exif, skip_bad=skip_bad)[1]
+
+
+def _first_size(files: Sequence[Path], *, exif: bool, skip_bad: bool) -> tuple[Path, tuple[int, int]]:
+    """The first image, or the first that can be opened, and its (H, W)."""
+    for path in files[:-1]:
+        try:
+            return path, stored_size(path, exif=exif)
+        except FileError:
+            if not skip_bad:
+                raise
+    return files[-1], stored_size(files[-1], exif=exif)
+
+
+def check_per_class(per_class: int | None) -> None:
+    """Raise UsageError unless `per_class` is None or at least 1."""
+    if per_class is not None and per_class < 1:
+        raise UsageError(f"expected at least 1 image per class, got {per_class}")
 
 
 def _choose(name: str, files: Sequence[Path], per_class: int | None, seed: int) -> Sequence[Path]:

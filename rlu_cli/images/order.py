@@ -1,4 +1,4 @@
-"""Which output index each class folder has."""
+"""Which output index each class has."""
 
 from __future__ import annotations
 
@@ -16,17 +16,56 @@ def natural_key(name: str) -> tuple[list[str | int], str]:
     return [int(part) if part.isdecimal() else part for part in parts], name
 
 
+OWN = "dataset"
+"""The order of a data set's own label numbers."""
+
+
 def class_order(
-    folders: Sequence[str], class_names: Sequence[str] | None, order: str | None
+    found: Sequence[str],
+    class_names: Sequence[str] | None,
+    order: str | None,
+    *,
+    where: str,
+    choices: str = "string, natural",
 ) -> tuple[tuple[str, ...], str]:
-    """Folder names by output index, and where that order comes from (see ``ClassFolder.order``)."""
+    """Class names by output index, and where that order comes from (see ``ClassFolder.order``).
+
+    where : what holds the classes, for messages
+    choices : the orders without a file, for messages
+    """
     if order == "natural":
-        return tuple(sorted(folders, key=natural_key)), order
+        return tuple(sorted(found, key=natural_key)), order
+    if order == OWN:
+        raise UsageError(
+            f"can't use --class-order {OWN}: {where} has class folders, which have no label numbers of their "
+            "own; expected string, natural or a file with one folder name per line"
+        )
     if order is not None and order != "string":
-        return _match(folders, _read_names(order), f"the class-order file {order}"), order
+        return _match(found, _read_names(order), f"the class-order file {order}", where, choices), order
     if order is None and class_names is not None:
-        return _match(folders, class_names, "the checkpoint's class names"), "class_names"
-    return tuple(sorted(folders)), "string"
+        return _match(found, class_names, "the checkpoint's class names", where, choices), "class_names"
+    return tuple(sorted(found)), "string"
+
+
+def dataset_order(
+    own: Sequence[str], class_names: Sequence[str] | None, order: str | None, *, where: str
+) -> tuple[tuple[str, ...], str]:
+    """`class_order` for a data set that numbers its classes itself, named `own` by label number.
+
+    Without an order the label numbers are the output indices, unless the checkpoint's class names are the
+    data set's in another order. Names that only repeat the numbers ("0", "1", …) contradict nothing.
+    """
+    numbered = tuple(own) == tuple(str(n) for n in range(len(own)))
+    same = class_names is not None and sorted(class_names) == sorted(own)
+    if order == OWN or (order is None and (class_names is None or (numbered and not same))):
+        return tuple(own), OWN
+    if len(set(own)) < len(own) and not (order is None and tuple(own) == tuple(class_names or ())):
+        raise MismatchError(
+            f"expected classes of different names in {where}, found "
+            f"{some([name for name, count in Counter(own).items() if count > 1])} more than once, so they "
+            f"can't be put in order by name: pass --class-order {OWN} to take its label numbers as they are"
+        )
+    return class_order(own, class_names, order, where=where, choices=f"string, natural, {OWN}")
 
 
 def some(names: Sequence[str], limit: int = 5) -> str:
@@ -35,26 +74,30 @@ def some(names: Sequence[str], limit: int = 5) -> str:
     return ", ".join(repr(name) for name in names[:limit]) + (f" and {rest} more" if rest > 0 else "")
 
 
-def _match(folders: Sequence[str], names: Sequence[str], source: str) -> tuple[str, ...]:
-    """`names`, once they are known to be the folders' names, each once."""
+def _match(
+    found: Sequence[str], names: Sequence[str], source: str, where: str, choices: str
+) -> tuple[str, ...]:
+    """`names`, once they are known to be those found, each once."""
+    if tuple(found) == tuple(names):
+        return tuple(names)
     times = Counter(names)
     twice = [name for name, count in times.items() if count > 1]
-    missing = sorted(times.keys() - set(folders))
-    unknown = sorted(set(folders) - times.keys())
+    missing = sorted(times.keys() - set(found))
+    unknown = sorted(set(found) - times.keys())
     if not (twice or missing or unknown):
         return tuple(names)
     faults = [
-        f"{label} {some(found)}"
-        for label, found in (
+        f"{label} {some(words)}"
+        for label, words in (
             ("listed more than once:", twice),
-            ("without a folder:", missing),
-            ("folders that are not listed:", unknown),
+            ("without images:", missing),
+            ("classes that are not listed:", unknown),
         )
-        if found
+        if words
     ]
     raise MismatchError(
-        f"{source} and the image sub-folders differ: {'; '.join(faults)}. Rename the folders to match (case "
-        "counts), or pass --class-order string, natural or a file with one folder name per line"
+        f"{source} and the classes of {where} differ: {'; '.join(faults)}. Make them match (case "
+        f"counts), or pass --class-order {choices} or a file with one class name per line"
     )
 
 
@@ -63,8 +106,8 @@ def _read_names(order: str) -> list[str]:
     path = Path(order)
     if not path.exists():
         raise UsageError(
-            f"can't use --class-order {order!r}: expected string, natural or the path of an existing file "
-            "with one folder name per line"
+            f"can't use --class-order {order!r}: expected string, natural, {OWN} or the path of an existing "
+            "file with one class name per line"
         )
     try:
         text = path.read_text(encoding="utf-8-sig").rstrip()

@@ -15,7 +15,7 @@ from rlu_cli.images.datasets.open import ACCEPTED, open_dataset
 from rlu_cli.images.datasets.pixels import SPLITS
 from rlu_cli.images.datasets.subset import per_class_subset
 from rlu_cli.images.datasets.svhn import load_svhn
-from rlu_cli.images.datasets.tiny_imagenet import load_tiny_imagenet
+from rlu_cli.images.datasets.tiny_imagenet import load_tiny_imagenet, scan_tiny_imagenet
 
 __all__ = [
     "ACCEPTED",
@@ -31,4 +31,5 @@ __all__ = [
     "open_dataset",
     "per_class_subset",
     "read_idx",
+    "scan_tiny_imagenet",
 ]

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from rlu_cli.errors import FileError, UsageError
 from rlu_cli.files.text import size
-from rlu_cli.images.datasets.pixels import check_split, image_set
+from rlu_cli.images.datasets.pixels import SPLITS, check_split, image_set
 from rlu_cli.images.datasets.plain_pickle import array_of, read_plain_pickle
 from rlu_cli.images.datasets.tar import MEMBER_LIMIT, read_members
 from rlu_cli.images.load import ImageSet
@@ -87,6 +87,15 @@ def find_cifar(folder: Path) -> tuple[_Version, Path] | None:
             f"{folder}: it holds both CIFAR-10 and CIFAR-100; pass {found[0][1]} or {found[1][1]} instead"
         )
     return found[0] if found else None
+
+
+def cifar_splits(folder: Path) -> tuple[str, ...]:
+    """The splits that a CIFAR folder has files of."""
+    located = find_cifar(folder)
+    if located is None:
+        return ()
+    version, root = located
+    return tuple(split for split in SPLITS if any((root / name).is_file() for name in version.splits[split]))
 
 
 def _from_folder(path: Path, split: str) -> tuple[_Version, dict[str, bytes]]:

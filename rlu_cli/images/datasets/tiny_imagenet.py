@@ -8,16 +8,16 @@ val/val_annotations.txt         file, class id and box, tab-separated
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
-from rlu_cli.errors import FileError, MismatchError, UsageError
+from rlu_cli.errors import FileError, MismatchError
 from rlu_cli.files.text import one_line
 from rlu_cli.images.datasets.pixels import check_split
-from rlu_cli.images.folder import scan_class_folder
+from rlu_cli.images.folder import ClassFolder, check_filled, scan_class_folder
 from rlu_cli.images.load import ImageSet, Progress, decode_files
-from rlu_cli.images.order import some
+from rlu_cli.images.order import class_order, some
 
-ORDERS = ("sorted", "wnids")
 _TEXT_LIMIT = 16 * 2**20
 
 
@@ -25,36 +25,16 @@ def load_tiny_imagenet(
     root: Path,
     *,
     split: str = "train",
-    order: str = "sorted",
     channels: int = 3,
     size: tuple[int, int] | None = None,
     workers: int = 0,
     progress: Progress | None = None,
 ) -> ImageSet:
-    """Tiny-ImageNet; the split "test" is its validation set, since its test images have no labels.
-
-    Class indices follow the sorted ids, as in code that reads ``train/`` as a class folder, or with
-    `order` "wnids" the lines of ``wnids.txt``. Classes are named by their ids. A ``val/`` that was sorted
-    into class folders is read too. `size`, `workers` and `progress` are as in ``load_images``.
-    """
+    """Tiny-ImageNet in the order of its files; the rest as :func:`scan_tiny_imagenet` and ``load_images``."""
     import torch
 
-    check_split(split)
-    if order not in ORDERS:
-        raise UsageError(f"expected the class order {' or '.join(ORDERS)}, got {order!r}")
-    wnids = _lines(root / "wnids.txt")
-    if not wnids or len(set(wnids)) != len(wnids):
-        raise FileError(
-            f"{root / 'wnids.txt'}: expected one class id a line, each once; unpack the archive again"
-        )
-    names = tuple(sorted(wnids) if order == "sorted" else wnids)
-    annotations = root / "val" / "val_annotations.txt"
-    if split == "train":
-        files, labels = _from_folders(root / "train", names)
-    elif annotations.is_file():
-        files, labels = _from_annotations(annotations, names)
-    else:
-        files, labels = _from_folders(root / "val", names)
+    names = _names(root)
+    files, labels = _files(root, split, names)
     return decode_files(
         files,
         torch.tensor(labels, dtype=torch.int64),
@@ -66,9 +46,48 @@ def load_tiny_imagenet(
     )
 
 
+def scan_tiny_imagenet(
+    root: Path, *, split: str = "train", class_names: Sequence[str] | None = None, order: str | None = None
+) -> ClassFolder:
+    """The files of a split by class; "test" is the validation set, since the test images have no labels.
+
+    Classes are named by their ids. Their indices follow the sorted ids, as in code that reads ``train/`` as
+    a class folder, or `class_names` and `order` as in ``scan_class_folder``: the file ``wnids.txt`` is an
+    order too. A ``val/`` that was sorted into class folders is read as well.
+    """
+    names, origin = class_order(_names(root), class_names, order, where=str(root))
+    files, labels = _files(root, split, names)
+    groups: list[list[Path]] = [[] for _ in names]
+    for path, label in zip(files, labels, strict=True):
+        groups[label].append(path)
+    check_filled(root, names, [len(group) for group in groups])
+    return ClassFolder(root, names, tuple(tuple(sorted(group)) for group in groups), (), origin)
+
+
 def is_tiny_imagenet(folder: Path) -> bool:
     """Whether `folder` is a Tiny-ImageNet root."""
     return (folder / "wnids.txt").is_file() and (folder / "train").is_dir()
+
+
+def _names(root: Path) -> tuple[str, ...]:
+    """The class ids, sorted."""
+    wnids = _lines(root / "wnids.txt")
+    if not wnids or len(set(wnids)) != len(wnids):
+        raise FileError(
+            f"{root / 'wnids.txt'}: expected one class id a line, each once; unpack the archive again"
+        )
+    return tuple(sorted(wnids))
+
+
+def _files(root: Path, split: str, names: tuple[str, ...]) -> tuple[list[Path], list[int]]:
+    """Files and class indices of a split."""
+    check_split(split)
+    annotations = root / "val" / "val_annotations.txt"
+    if split == "train":
+        return _from_folders(root / "train", names)
+    if annotations.is_file():
+        return _from_annotations(annotations, names)
+    return _from_folders(root / "val", names)
 
 
 def _from_folders(folder: Path, names: tuple[str, ...]) -> tuple[list[Path], list[int]]:
