@@ -20,12 +20,13 @@ from rlu_cli.audit.options import AuxOptions, HistoryOptions, ModelOptions, RunO
 from rlu_cli.audit.progress import Reporter, silent
 from rlu_cli.audit.source import Measurement, Source
 from rlu_cli.audit.statistics_file import StoredStatistics, read_statistics
+from rlu_cli.audit.stored_options import options_beside
 from rlu_cli.audit.training import TrainingRecord, resolve_training
 from rlu_cli.core.methods import get_method
 from rlu_cli.core.recover import head_update, recover_labels
 from rlu_cli.core.types import Head, LocalTraining, ModelStatistics, Note, Observation, Recovery
 from rlu_cli.core.variates import STATEFUL
-from rlu_cli.errors import MismatchError
+from rlu_cli.errors import MismatchError, UsageError
 from rlu_cli.files.checkpoint import Checkpoint, read_checkpoint
 from rlu_cli.files.hashing import sha256_file
 from rlu_cli.files.metadata import read_sidecar
@@ -70,7 +71,6 @@ class Auditor:
         run: RunOptions | None = None,
         reporter: Reporter = silent,
     ) -> None:
-        self.options = model or ModelOptions()
         run = run or RunOptions()
         self.run = replace(run, device=choose_device(run.device))
         first = read_checkpoint(locals_[0]) if locals_ else None
@@ -78,16 +78,24 @@ class Auditor:
         self.sha256 = sha256_file(reference)
         check_finite(self.reference.tensors, where=reference)
         self.annotations = self._annotations(first)
-        self.described = describe_model(self.options, self.annotations)
+        aux_options = aux_options or AuxOptions()
+        if aux is None and aux_options != AuxOptions():
+            raise UsageError(
+                "expected --aux with the flags that say how auxiliary images are read, found none: pass "
+                "--aux PATH, or leave them out"
+            )
+        self.options = model or ModelOptions()
         self.stored = None if stats is None else self._read_stored(stats)
-        names = self.described.class_names
-        if names is None and self.options.class_order is None and self.stored is not None:
-            names = tuple(self.stored.about["class_names"])
+        if self.stored is not None:
+            assert stats is not None
+            self.options = options_beside(self.options, self.stored.about, stats)
+        self.described = describe_model(self.options, self.annotations)
+        names = self.described.class_names if self.stored is None else tuple(self.stored.about["class_names"])
         self.source: Source = ImageSource(
             self.reference,
             aux,
             described=self.described,
-            aux_options=aux_options or AuxOptions(),
+            aux_options=aux_options,
             class_names=names,
             options=self.options,
             run=self.run,
@@ -126,8 +134,6 @@ class Auditor:
     @property
     def names(self) -> Sequence[str]:
         """Class names by output index: the checkpoint's, unless --class-order overrules its mapping."""
-        if self.described.class_names is not None and self.options.class_order is None:
-            return self.described.class_names
         return self.source.class_names if self.stored is None else self.stored.about["class_names"]
 
     @property

@@ -53,6 +53,7 @@ class ImageSource:
         self.aux_options = aux_options
         self.described = described
         self.options = options
+        self.batch_norm = options.batch_norm or "batch"
         self.run = run
         self.reporter = reporter
         self._given_names = class_names
@@ -147,7 +148,7 @@ class ImageSource:
             "image_size": list(network.image_size),
             "channels": network.channels,
             "normalize": str(self.auxiliary.normalization),
-            "batch_norm": self.options.batch_norm,
+            "batch_norm": self.batch_norm,
             "class_order": self.collection.order,
             "class_names": list(self.class_names),
             "aux": auxiliary_document(self.collection, self.auxiliary.images, self.aux_options),
@@ -161,7 +162,7 @@ class ImageSource:
 
     def effective_batch(self, batch_size: int | None) -> int | None:
         """What the pass depends on of a client's batch size: see `batch_that_matters`."""
-        return batch_that_matters(self.network.model, self.options.batch_norm, batch_size)
+        return batch_that_matters(self.network.model, self.batch_norm, batch_size)
 
     def activations(self, local: Checkpoint | None, batch_size: int | None) -> Activations:
         """A pass over the images, under the weights of ``local`` or the global ones."""
@@ -176,7 +177,7 @@ class ImageSource:
                 self.network,
                 auxiliary.images,
                 auxiliary.normalization,
-                batch_norm=self.options.batch_norm,
+                batch_norm=self.batch_norm,
                 batch_size=batch_size,
                 seed=self.run.seed,
                 device=self.run.device,

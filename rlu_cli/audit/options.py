@@ -15,7 +15,7 @@ class ModelOptions:
     head: str | None = None
     normalize: str | None = None
     image_size: str | None = None
-    batch_norm: Literal["batch", "running"] = "batch"
+    batch_norm: Literal["batch", "running"] | None = None
     class_order: str | None = None
 
 

@@ -55,6 +55,7 @@ def resolve_training(options: TrainingOptions, annotations: Annotations) -> Trai
     if options.epochs is not None and options.steps is None:
         steps = None
         annotations.sources.pop("steps", None)
+    _refuse_ignored(options, steps, epochs, dataset_size)
     counted = steps is not None or (epochs is not None and dataset_size is not None)
     missing = [
         what
@@ -113,6 +114,28 @@ def resolve_training(options: TrainingOptions, annotations: Annotations) -> Trai
     if steps is not None and "steps" not in annotations.sources:
         sources["steps"] = annotations.sources["epochs"]
     return TrainingRecord(training, values, sources)
+
+
+def _refuse_ignored(
+    options: TrainingOptions, steps: int | None, epochs: int | None, dataset_size: int | None
+) -> None:
+    """Refuse flags that say nothing, since steps are given and only half of epochs and data set size.
+
+    Raises
+    ------
+    UsageError
+    """
+    if steps is None:
+        return
+    if options.dataset_size is not None and epochs is None:
+        raise UsageError(
+            "expected --epochs with --dataset-size, which says how long an epoch is, found steps alone: pass "
+            "--epochs too, or leave --dataset-size out"
+        )
+    if options.epochs is not None and dataset_size is None:
+        raise UsageError(
+            "expected --dataset-size with --epochs, found steps instead: pass it too, or leave --epochs out"
+        )
 
 
 def _rates(lr: tuple[float, ...], decay: float | None, steps: int) -> float | tuple[float, ...]:

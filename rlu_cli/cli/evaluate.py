@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rlu_cli.audit.options import AuxOptions, HistoryOptions, ModelOptions, RunOptions, TrainingOptions
-from rlu_cli.cli.options import AuxPath, OutputOptions, StatsPath, with_options
+from rlu_cli.cli.options import AuxPath, OutputOptions, StatsPath, given, with_options
 from rlu_cli.core.method_names import METHOD_CHOICE
 from rlu_cli.errors import FileError, MismatchError, UsageError
 
@@ -83,15 +83,15 @@ def evaluate(
     methods = method or ["auto"]
     form = _form(archive=archive, result=result, reference=global_, local=local)
     if form == "archive":
-        _refuse("--archive", truth=truth, stats=stats, history=history.history)
-        _refuse("--archive", server_control=history.server_control, client_control=history.client_control)
+        _refuse("--archive", given(history), truth=truth, stats=stats)
     elif truth is None:
         raise UsageError("expected what the client trained on, found nothing: pass --truth FILE")
     with open_output(out.output) as write:
         if archive is not None:
             document = _evaluate_archive(archive, methods, aux, images, model, training, run, terminal)
         elif result is not None:
-            _refuse("--result", aux=aux, stats=stats, method=method)
+            ignored = given(images, model, training, history, run)
+            _refuse("--result", ignored, aux=aux, stats=stats, method=method)
             document = _evaluate_counts(*_saved_result(result), truth, terminal)
         else:
             assert global_ is not None and local is not None
@@ -135,11 +135,14 @@ def _form(*, archive: Path | None, result: Path | None, reference: Path | None, 
     return forms[0]
 
 
-def _refuse(form: str, **options: object) -> None:
+def _refuse(form: str, flags: Sequence[str], **options: object) -> None:
     """Refuse options that the chosen form would ignore."""
-    given = [name.replace("_", "-") for name, value in options.items() if value is not None]
-    if given:
-        raise UsageError(f"expected no --{given[0]} with {form}, which has its own: leave it out")
+    flags = [*(f"--{name}" for name, value in options.items() if value is not None), *flags]
+    if flags:
+        raise UsageError(
+            f"expected no {', '.join(flags)} with {form}, which says it all itself: leave "
+            f"{'it' if len(flags) == 1 else 'them'} out"
+        )
 
 
 def _evaluate_counts(

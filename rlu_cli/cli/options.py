@@ -74,7 +74,8 @@ _HELP: dict[type, dict[str, Any]] = {
         ),
         "image_size": typer.Option(metavar="H[xW]", help="Size that images are resized to."),
         "batch_norm": typer.Option(
-            help="Statistics of BatchNorm layers in aux passes: the batch's, as in training, or the stored."
+            help="Statistics of BatchNorm layers in aux passes: the batch's, as in training, which is the "
+            "default, or the stored."
         ),
         "class_order": typer.Option(
             metavar="ORDER",
@@ -216,3 +217,21 @@ def _options(group: type, described: Mapping[str, Any]) -> list[inspect.Paramete
         )
         for field in fields(group)
     ]
+
+
+def given(*groups: Any) -> list[str]:
+    """The flags whose values in these filled dataclasses are not the defaults."""
+    return [
+        _flag(type(group), field.name)
+        for group in groups
+        for field in fields(group)
+        if getattr(group, field.name) != field.default
+    ]
+
+
+def _flag(group: type, name: str) -> str:
+    """How a field's flag is spelt."""
+    option = _HELP[group][name]
+    words = (option.default, *(option.param_decls or ()))  # typer takes the first word for a default
+    declared = [word for word in words if isinstance(word, str) and word.startswith("--")]
+    return declared[0].split("/")[0] if declared else "--" + name.replace("_", "-")
