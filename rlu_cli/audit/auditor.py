@@ -11,6 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from rlu_cli.audit.annotations import Annotations, whole
+from rlu_cli.audit.cache import StatisticsCache
 from rlu_cli.audit.description import check_described_alike, describe_model
 from rlu_cli.audit.devices import choose_device
 from rlu_cli.audit.history import History, constant_gradient
@@ -101,6 +102,7 @@ class Auditor:
             run=self.run,
             reporter=reporter,
         )
+        self._cache = None if self.run.cache is None else StatisticsCache(self.run.cache)
         self._starts: dict[int | None, Measurement] = {}
 
     def _annotations(self, local: Checkpoint | None) -> Annotations:
@@ -139,23 +141,31 @@ class Auditor:
     @property
     def statistics(self) -> ModelStatistics:
         """Statistics of the global model, for a client of the batch size that its metadata says."""
-        return self._start(self.annotations.get("batch_size", None, whole))
+        return self._start(self._annotated_batch())
 
     def about(self) -> dict[str, Any]:
         """How the statistics were made, for the statistics file and the report."""
         if self.stored is not None:
             return {**self.stored.about, "stats": True}
+        return self._about(self.sha256, self.source.effective_batch(self._annotated_batch()))
+
+    def _about(self, sha256: str, batch_size: int | None) -> dict[str, Any]:
+        """How the statistics of the model with this digest are made."""
         return {
-            "global_sha256": self.sha256,
+            "global_sha256": sha256,
             **self.source.about(),
+            "batch_size": batch_size,
             "samples": self.run.samples,
             "seed": self.run.seed,
         }
 
+    def _annotated_batch(self) -> int | None:
+        return self.annotations.get("batch_size", None, whole)
+
     @property
     def notes(self) -> tuple[Note, ...]:
         """Warnings about the global model and the auxiliary data so far."""
-        return tuple(self.source.notes)
+        return (*self.source.notes, *(() if self._cache is None else self._cache.notes))
 
     def _start(self, batch_size: int | None) -> ModelStatistics:
         """Statistics of the global model for a client of this batch size: stored ones, or measured once."""
@@ -165,14 +175,25 @@ class Auditor:
         if effective not in self._starts:
             for other in self._starts.values():
                 other.forget_activations()
-            self._starts[effective] = Measurement(self.source, self.run, None, effective)
+            self._starts[effective] = self._measurement(None, effective)
         return self._starts[effective].statistics
 
     def _end(self, local: Checkpoint, batch_size: int) -> ModelStatistics:
         """Statistics of a local model, of which all weights are read."""
         check_finite(local.tensors, where=local.path)
         effective = self.source.effective_batch(batch_size)
-        return Measurement(self.source, self.run, local, effective).statistics
+        return self._measurement(local, effective).statistics
+
+    def _measurement(self, local: Checkpoint | None, batch_size: int | None) -> Measurement:
+        """A model's measurement, with its place in the cache if there is one."""
+        slot = None
+        if self._cache is not None:
+            slot = self._cache.slot(self.source.facts(local, batch_size), self.run)
+
+        def about() -> dict[str, Any]:
+            return self._about(self.sha256 if local is None else sha256_file(local.path), batch_size)
+
+        return Measurement(self.source, self.run, local, batch_size, slot=slot, about=about)
 
     # What one client did.
 
@@ -205,6 +226,7 @@ class Auditor:
         constant, notes = self._constant_gradient(
             local, record.training, annotations, options, history or HistoryOptions()
         )
+        notes += self._stored_for_another_batch(record.training.batch_size)
         needs_end = any(method.needs_end(record.training) for method in chosen)
         observation = Observation(
             update=update,
@@ -220,6 +242,19 @@ class Auditor:
         )
         recoveries = tuple(recover_labels(observation, method=method.name) for method in chosen)
         return ClientRound(path, sha256_file(path), record, recoveries, tuple(notes))
+
+    def _stored_for_another_batch(self, batch_size: int) -> list[Note]:
+        """A warning where stored statistics hold batch statistics of another batch size."""
+        stored = None if self.stored is None else self.stored.about.get("batch_size")
+        if stored in (None, batch_size):
+            return []
+        return [
+            Note(
+                "stats-batch-size",
+                f"the stored statistics are of batches of {stored}, which matters to BatchNorm, but the "
+                f"client trained with {batch_size}: pass --aux instead of --stats to have its own measured",
+            )
+        ]
 
     def _tensors(self, checkpoint: Checkpoint) -> Mapping[str, Tensor]:
         """A checkpoint's tensors by name."""

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from rlu_cli.audit.auxiliary import (
@@ -20,12 +23,13 @@ from rlu_cli.audit.description import ModelDescription
 from rlu_cli.audit.network import Network, build_network, choose_spec
 from rlu_cli.audit.options import AuxOptions, ModelOptions, RunOptions
 from rlu_cli.audit.probe import batch_that_matters, probe
-from rlu_cli.audit.progress import Reporter
+from rlu_cli.audit.progress import Reporter, Update
 from rlu_cli.core.types import Activations, Note
 from rlu_cli.errors import UsageError
 from rlu_cli.files.checkpoint import Checkpoint
+from rlu_cli.files.hashing import sha256_tensors
 from rlu_cli.files.state_dict import strip_prefixes
-from rlu_cli.images import ImageCollection
+from rlu_cli.images import ImageCollection, ImageSet
 
 
 class ImageSource:
@@ -154,6 +158,26 @@ class ImageSource:
             "aux": auxiliary_document(self.collection, self.auxiliary.images, self.aux_options),
         }
 
+    def facts(self, local: Checkpoint | None, batch_size: int | None) -> dict[str, Any]:
+        """Weights, network, pixels, and how they are fed to it.
+
+        Nobody can tell by its name what code of the user's own does, so the network's answer on two images
+        stands for it. (Its source wouldn't do, since it may import anything.)
+        """
+        images, spec = self.auxiliary.images, self.network.spec
+        library = {"timm", "torchvision"} & {spec.kind}
+        return {
+            "weights": sha256_tensors(self.network.named(self.reference if local is None else local)),
+            "network": str(spec),
+            "library": [version(name) for name in library],
+            "answer": self._answer(local, batch_size) if spec.kind in ("module", "file") else None,
+            "output_layer": self.network.layer.name,
+            "images": sha256_tensors({"pixels": images.pixels, "labels": images.labels}),
+            "normalize": str(self.auxiliary.normalization),
+            "batch_norm": self.batch_norm,
+            "batch_size": batch_size,
+        }
+
     def tensors(self, checkpoint: Checkpoint) -> Mapping[str, Tensor]:
         """A checkpoint's tensors by name; only positional ones need the network for that."""
         if not checkpoint.positional:
@@ -166,20 +190,39 @@ class ImageSource:
 
     def activations(self, local: Checkpoint | None, batch_size: int | None) -> Activations:
         """A pass over the images, under the weights of ``local`` or the global ones."""
-        auxiliary = self.auxiliary
+        what = "global model" if local is None else f"local model {local.path.name}"
+        images = self.auxiliary.images
+        with self.reporter(f"auxiliary images through the {what}") as update:
+            return self._pass(images, local, batch_size, update)
+
+    def _answer(self, local: Checkpoint | None, batch_size: int | None) -> str:
+        """What the network makes of two images, in short."""
+        images = self.auxiliary.images
+        few = replace(images, pixels=images.pixels[:2], labels=images.labels[:2])
+        found = self._pass(few, local, batch_size and 2)
+        assert found.embeddings is not None
+        return sha256_tensors(
+            {"logits": torch.from_numpy(found.logits), "embeddings": torch.from_numpy(found.embeddings)}
+        )
+
+    def _pass(
+        self,
+        images: ImageSet,
+        local: Checkpoint | None,
+        batch_size: int | None,
+        progress: Update | None = None,
+    ) -> Activations:
         model = self.reference if local is None else local
         if self._loaded is not model:
             self.network.load(model)
             self._loaded = model
-        what = "global model" if local is None else f"local model {local.path.name}"
-        with self.reporter(f"auxiliary images through the {what}") as update:
-            return probe(
-                self.network,
-                auxiliary.images,
-                auxiliary.normalization,
-                batch_norm=self.batch_norm,
-                batch_size=batch_size,
-                seed=self.run.seed,
-                device=self.run.device,
-                progress=update,
-            )
+        return probe(
+            self.network,
+            images,
+            self.auxiliary.normalization,
+            batch_norm=self.batch_norm,
+            batch_size=batch_size,
+            seed=self.run.seed,
+            device=self.run.device,
+            progress=progress,
+        )

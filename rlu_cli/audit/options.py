@@ -91,3 +91,4 @@ class RunOptions:
     seed: int = 0
     samples: int = 10_000
     search_iterations: int = 0
+    cache: Path | None = None

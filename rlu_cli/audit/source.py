@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any, Protocol
 
 from torch import Tensor
 
+from rlu_cli.audit.cache import Slot
 from rlu_cli.audit.options import RunOptions
 from rlu_cli.core.moments import model_statistics
 from rlu_cli.core.types import Activations, ModelStatistics, Note
@@ -41,6 +42,9 @@ class Source(Protocol):
     def about(self) -> dict[str, Any]:
         """How activations come about: the statistics file's and the report's words for it."""
 
+    def facts(self, local: Checkpoint | None, batch_size: int | None) -> dict[str, Any]:
+        """All that the activations follow from, by content, as JSON values: what a cache goes by."""
+
     def tensors(self, checkpoint: Checkpoint) -> Mapping[str, Tensor]:
         """A checkpoint's tensors by name."""
 
@@ -56,6 +60,8 @@ class Measurement:
 
     local : a local model, None for the global one
     batch_size : an effective one
+    slot : where the statistics are kept, if anywhere
+    about : what is written beside them
     """
 
     def __init__(
@@ -64,11 +70,16 @@ class Measurement:
         run: RunOptions,
         local: Checkpoint | None,
         batch_size: int | None,
+        *,
+        slot: Slot | None = None,
+        about: Callable[[], dict[str, Any]] = dict,
     ) -> None:
         self._source = source
         self._run = run
         self._local = local
         self._batch_size = batch_size
+        self._slot = slot
+        self._about = about
 
     @cached_property
     def activations(self) -> Activations:
@@ -81,8 +92,11 @@ class Measurement:
 
     @cached_property
     def statistics(self) -> ModelStatistics:
-        """What the recovery methods need to know of them."""
-        return model_statistics(
+        """What the recovery methods need to know of them, from the cache if it is there."""
+        kept = None if self._slot is None else self._slot.read()
+        if kept is not None:
+            return kept
+        found = model_statistics(
             self.activations.logits,
             self.activations.embeddings,
             self.activations.labels,
@@ -91,3 +105,6 @@ class Measurement:
             seed=self._run.seed,
             device=self._run.device,
         )
+        if self._slot is not None:
+            self._slot.write(found, self._about())
+        return found

@@ -12,19 +12,13 @@ import torch
 from rlu_cli.core.types import LogitMoments, ModelStatistics
 from rlu_cli.errors import FileError
 from rlu_cli.files.checkpoint import read_checkpoint
+from rlu_cli.files.hashing import sha256_tensors
 from rlu_cli.files.safetensors_io import save_safetensors
 
 _KIND = "rlu.statistics"
-_TENSORS = (
-    "mean",
-    "factor",
-    "counts",
-    "confidence",
-    "standard_error",
-    "embedding_mean",
-    "gradient_sum",
-    "accuracy",
-)
+_LOGITS = ("mean", "factor", "counts", "confidence", "standard_error", "accuracy")
+_EMBEDDINGS = ("embedding_mean", "gradient_sum")
+_CHECKSUM = "sha256"
 _ABOUT = (
     "global_sha256",
     "arch",
@@ -61,12 +55,13 @@ def write_statistics(path: Path, stored: StoredStatistics) -> None:
         "counts": s.moments.counts,
         "confidence": s.confidence,
         "standard_error": s.standard_error,
-        "embedding_mean": s.embedding_mean,
-        "gradient_sum": s.gradient_sum,
         "accuracy": s.accuracy,
     }
+    if s.embedding_mean is not None and s.gradient_sum is not None:
+        arrays |= {"embedding_mean": s.embedding_mean, "gradient_sum": s.gradient_sum}
     tensors = {name: torch.from_numpy(array).contiguous() for name, array in arrays.items()}
-    save_safetensors(path, tensors, {_KIND: json.dumps(stored.about, sort_keys=True, allow_nan=False)})
+    about = {**stored.about, _CHECKSUM: sha256_tensors(tensors)}
+    save_safetensors(path, tensors, {_KIND: json.dumps(about, sort_keys=True, allow_nan=False)})
 
 
 def read_statistics(path: Path) -> StoredStatistics:
@@ -79,22 +74,29 @@ def read_statistics(path: Path) -> StoredStatistics:
     """
     checkpoint = read_checkpoint(path)
     about = _about(checkpoint.metadata.get(_KIND))
-    if about is None or any(name not in checkpoint.tensors for name in _TENSORS):
+    tensors = checkpoint.tensors
+    if about is None or any(name not in tensors for name in _LOGITS):
         raise FileError(
             f"{path}: expected a statistics file written by `rlu estimate-logits -o`, found another "
             f"{checkpoint.format} file: pass the right file to --stats"
         )
-    arrays = {name: checkpoint.tensors[name].numpy() for name in _TENSORS}
-    N = len(arrays["counts"])
-    L = arrays["embedding_mean"].shape[-1]
+    known = (*_LOGITS, *(_EMBEDDINGS if all(name in tensors for name in _EMBEDDINGS) else ()))
+    arrays: dict[str, Any] = dict.fromkeys(_EMBEDDINGS) | {name: tensors[name].numpy() for name in known}
+    N, L = len(arrays["counts"]), about["embedding_size"]
     rank = arrays["factor"].shape[1] if arrays["factor"].ndim == 3 else 0
-    expected = ((N, N), (N, rank, N), (N,), (N, N), (N, N), (N, L), (N, N), (N,))
-    for name, shape in zip(_TENSORS, expected, strict=True):
-        if arrays[name].shape != shape or not bool(torch.isfinite(checkpoint.tensors[name]).all()):
-            raise FileError(
-                f"{path}: damaged statistics file, {name} is {arrays[name].shape}; "
-                "write it again with `rlu estimate-logits -o`"
-            )
+    square = (N, N)
+    expected = ((N, N), (N, rank, N), (N,), square, square, (N,), (N, L), square)
+    damaged = [
+        f"{name} is {tuple(tensors[name].shape)}"
+        for name, shape in zip(known, expected, strict=False)
+        if tuple(tensors[name].shape) != shape or not bool(torch.isfinite(tensors[name]).all())
+    ]
+    if not damaged and about.get(_CHECKSUM) != sha256_tensors({name: tensors[name] for name in known}):
+        damaged = ["its numbers are not those that were written"]
+    if damaged:
+        raise FileError(
+            f"{path}: damaged statistics file, {damaged[0]}; write it again with `rlu estimate-logits -o`"
+        )
     return StoredStatistics(
         ModelStatistics(
             LogitMoments(arrays["mean"], arrays["factor"], arrays["counts"]),

@@ -123,6 +123,9 @@ _HELP: dict[type, dict[str, Any]] = {
         "search_iterations": typer.Option(
             min=0, metavar="T", help="Iterations of the paper's posterior search; 0 measured best."
         ),
+        "cache": typer.Option(
+            metavar="DIR", help="Keep models' statistics there, and use what is there already."
+        ),
     },
     SimulationOptions: {
         "clients": typer.Option(help="K, clients that the data are shared out to."),

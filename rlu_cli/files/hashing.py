@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rlu_cli.errors import FileError
 from rlu_cli.files.text import one_line
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _CHUNK = 1024 * 1024
 
@@ -22,4 +27,16 @@ def sha256_file(path: Path | str) -> str:
         raise FileError(
             f"{path}: can't be read ({one_line(error.strerror)}); check the path and permissions."
         ) from error
+    return digest.hexdigest()
+
+
+def sha256_tensors(tensors: Mapping[str, Tensor]) -> str:
+    """Hexadecimal SHA-256 of tensors: names, types, shapes and numbers, whatever file they come from."""
+    import torch
+
+    digest = hashlib.sha256()
+    for name, tensor in sorted(tensors.items()):
+        digest.update(f"{name}\0{tensor.dtype}\0{tuple(tensor.shape)}\0".encode())
+        flat = tensor.detach().cpu().contiguous().flatten()
+        digest.update(flat.view(torch.uint8).numpy().data)
     return digest.hexdigest()
