@@ -14,10 +14,18 @@ from rlu_cli.audit.annotations import Annotations, whole
 from rlu_cli.audit.cache import StatisticsCache
 from rlu_cli.audit.description import check_described_alike, describe_model
 from rlu_cli.audit.devices import choose_device
+from rlu_cli.audit.given_logits import GivenLogits
 from rlu_cli.audit.history import History, constant_gradient
 from rlu_cli.audit.image_source import ImageSource
 from rlu_cli.audit.network import check_finite, check_same_network, read_head
-from rlu_cli.audit.options import AuxOptions, HistoryOptions, ModelOptions, RunOptions, TrainingOptions
+from rlu_cli.audit.options import (
+    AuxOptions,
+    HistoryOptions,
+    LogitsOptions,
+    ModelOptions,
+    RunOptions,
+    TrainingOptions,
+)
 from rlu_cli.audit.progress import Reporter, silent
 from rlu_cli.audit.source import Measurement, Source
 from rlu_cli.audit.statistics_file import StoredStatistics, read_statistics
@@ -58,6 +66,7 @@ class Auditor:
     aux : auxiliary images, as ``open_collection`` takes them, or None where stored statistics are enough
     aux_options : which of them are read, and how
     stats : statistics file of the global model, instead of a pass over the auxiliary images
+    logits : files of logits computed elsewhere, instead of ``aux`` and an architecture
     """
 
     def __init__(
@@ -68,10 +77,13 @@ class Auditor:
         aux: Path | None = None,
         aux_options: AuxOptions | None = None,
         stats: Path | None = None,
+        logits: LogitsOptions | None = None,
         model: ModelOptions | None = None,
         run: RunOptions | None = None,
         reporter: Reporter = silent,
     ) -> None:
+        logits = logits or LogitsOptions()
+        _check_one_source(logits, aux=aux, stats=stats)
         run = run or RunOptions()
         self.run = replace(run, device=choose_device(run.device))
         first = read_checkpoint(locals_[0]) if locals_ else None
@@ -92,16 +104,22 @@ class Auditor:
             self.options = options_beside(self.options, self.stored.about, stats)
         self.described = describe_model(self.options, self.annotations)
         names = self.described.class_names if self.stored is None else tuple(self.stored.about["class_names"])
-        self.source: Source = ImageSource(
-            self.reference,
-            aux,
-            described=self.described,
-            aux_options=aux_options,
-            class_names=names,
-            options=self.options,
-            run=self.run,
-            reporter=reporter,
-        )
+        self.source: Source
+        if logits.aux_logits is not None:
+            self.source = GivenLogits(
+                self.reference, locals_, logits, class_names=names, options=self.options
+            )
+        else:
+            self.source = ImageSource(
+                self.reference,
+                aux,
+                described=self.described,
+                aux_options=aux_options,
+                class_names=names,
+                options=self.options,
+                run=self.run,
+                reporter=reporter,
+            )
         self._cache = None if self.run.cache is None else StatisticsCache(self.run.cache)
         self._starts: dict[int | None, Measurement] = {}
 
@@ -180,7 +198,8 @@ class Auditor:
 
     def _end(self, local: Checkpoint, batch_size: int) -> ModelStatistics:
         """Statistics of a local model, of which all weights are read."""
-        check_finite(local.tensors, where=local.path)
+        if self.source.reads_weights:
+            check_finite(local.tensors, where=local.path)
         effective = self.source.effective_batch(batch_size)
         return self._measurement(local, effective).statistics
 
@@ -281,4 +300,18 @@ class Auditor:
             client=local.path.stem,
             archived=archived,
             annotations=annotations,
+        )
+
+
+def _check_one_source(logits: LogitsOptions, *, aux: Path | None, stats: Path | None) -> None:
+    """Refuse logits beside another source of the same, or a local model's without the global one's."""
+    given = [name for name, value in (("--aux", aux), ("--stats", stats)) if value is not None]
+    if logits.aux_logits is not None and given:
+        raise UsageError(
+            f"expected one of --aux, --stats and --aux-logits, found --aux-logits and {given[0]}: leave out "
+            "either"
+        )
+    if logits.local_logits is not None and logits.aux_logits is None:
+        raise UsageError(
+            "expected --aux-logits beside --local-logits, found none: pass the global model's too"
         )

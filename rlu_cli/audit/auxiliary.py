@@ -148,16 +148,21 @@ def load_auxiliary(
                 + (f" and {more} more" if more > 0 else ""),
             )
         )
-    few = [name for name, count in zip(images.names, images.counts, strict=True) if count < 2]
-    if few:
-        notes.append(
-            Note(
-                "aux-few-images",
-                f"classes with a single auxiliary image ({', '.join(few[:5])}): their logits get no "
-                "variance, so their erroneous confidence is poor; give at least 20 images a class",
-            )
+    return Auxiliary(images, normalization, (*notes, *few_samples(images.names, images.counts)))
+
+
+def few_samples(names: Sequence[str], counts: Sequence[int]) -> list[Note]:
+    """A warning where a class has a single auxiliary sample."""
+    few = [name for name, count in zip(names, counts, strict=True) if count == 1]
+    if not few:
+        return []
+    return [
+        Note(
+            "aux-few-images",
+            f"classes with a single auxiliary image ({', '.join(few[:5])}): their logits get no "
+            "variance, so their erroneous confidence is poor; give at least 20 images a class",
         )
-    return Auxiliary(images, normalization, tuple(notes))
+    ]
 
 
 def _check_number(collection: ImageCollection, expected: int) -> None:

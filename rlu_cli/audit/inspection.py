@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
+from rlu_cli.audit.candidates import head_candidates
 from rlu_cli.audit.report import envelope
 from rlu_cli.errors import RluError
 from rlu_cli.files.checkpoint import read_checkpoint
 from rlu_cli.files.hashing import sha256_file
 from rlu_cli.models import ModelSpec, build_model, find_head, match_builtin
-
-_HEAD_WORDS = ("fc", "head", "classifier", "linear", "output", "out", "logits", "last")
 
 
 def inspection_document(path: Path) -> dict[str, Any]:
@@ -42,29 +40,6 @@ def inspection_document(path: Path) -> dict[str, Any]:
         "metadata": dict(sorted(checkpoint.metadata.items())),  # safetensors hands them out in any order
         "notes": list(checkpoint.notes),
     }
-
-
-def head_candidates(tensors: Mapping[str, Tensor]) -> list[str]:
-    """Layers that may be the output layer, by name and shape alone, the likeliest first.
-
-    A candidate has a matrix or 1x1 convolution as weight, and a bias of one number a row or none. A name
-    that output layers usually have comes first, then the later layer in natural order of names.
-    """
-    found = []
-    for name, tensor in tensors.items():
-        layer = name.removesuffix(".weight")
-        if layer == name or tensor.ndim not in (2, 4) or any(side != 1 for side in tensor.shape[2:]):
-            continue
-        bias = tensors.get(f"{layer}.bias")
-        if bias is None or bias.shape == tensor.shape[:1]:
-            found.append(layer)
-    return sorted(found, key=_likelihood, reverse=True)
-
-
-def _likelihood(layer: str) -> tuple[bool, list[tuple[int, str]]]:
-    words = re.split(r"[._]", re.sub(r"\d+", "", layer.lower()))
-    numbers = [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", layer)]
-    return words[-1] in _HEAD_WORDS or words[0] in _HEAD_WORDS, numbers
 
 
 def _built_head(spec: ModelSpec) -> str | None:

@@ -31,6 +31,14 @@ class AuxOptions:
 
 
 @dataclass(frozen=True)
+class LogitsOptions:
+    """Logits computed elsewhere, instead of images and an architecture (the flags of the same names)."""
+
+    aux_logits: Path | None = None
+    local_logits: list[Path] | None = None
+
+
+@dataclass(frozen=True)
 class StepOptions:
     """How a client trains (the flags of the same names; ``lr`` may list one rate a step)."""
 

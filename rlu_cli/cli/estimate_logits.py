@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rlu_cli.audit.options import AuxOptions, ModelOptions, RunOptions
-from rlu_cli.cli.options import AuxPath, GlobalPath, OutputOptions, with_options
+from rlu_cli.audit.options import AuxOptions, LogitsOptions, ModelOptions, RunOptions
+from rlu_cli.cli.options import AuxLogitsPath, AuxPath, GlobalPath, OutputOptions, with_options
 from rlu_cli.errors import UsageError
 
 
@@ -14,6 +14,7 @@ def estimate_logits(
     *,
     global_: GlobalPath,
     aux: AuxPath = None,
+    aux_logits: AuxLogitsPath = None,
     images: AuxOptions,
     model: ModelOptions,
     run: RunOptions,
@@ -32,10 +33,18 @@ def estimate_logits(
     from rlu_cli.cli.console import Terminal
     from rlu_cli.cli.output import open_output
 
-    if aux is None:
+    if aux is None and aux_logits is None:
         raise UsageError("expected auxiliary images, found none: pass --aux PATH")
     terminal = Terminal(quiet=out.quiet, verbose=out.verbose)
-    auditor = Auditor(global_, aux=aux, aux_options=images, model=model, run=run, reporter=terminal.reporter)
+    auditor = Auditor(
+        global_,
+        aux=aux,
+        aux_options=images,
+        logits=LogitsOptions(aux_logits),
+        model=model,
+        run=run,
+        reporter=terminal.reporter,
+    )
     statistics = auditor.statistics
     saved = None if out.output == "-" else out.output
     if saved is not None:

@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rlu_cli.audit.options import AuxOptions, HistoryOptions, ModelOptions, RunOptions, TrainingOptions
+from rlu_cli.audit.options import (
+    AuxOptions,
+    HistoryOptions,
+    LogitsOptions,
+    ModelOptions,
+    RunOptions,
+    TrainingOptions,
+)
 from rlu_cli.cli.options import AuxPath, OutputOptions, StatsPath, given, with_options
 from rlu_cli.core.method_names import METHOD_CHOICE
 from rlu_cli.errors import FileError, MismatchError, UsageError
@@ -22,6 +29,7 @@ Recovered = tuple[str, "IntArray", Sequence[dict[str, str]]]
 
 @with_options(
     images=AuxOptions,
+    logits=LogitsOptions,
     model=ModelOptions,
     training=TrainingOptions,
     history=HistoryOptions,
@@ -58,6 +66,7 @@ def evaluate(
         list[str] | None, typer.Option(metavar="NAME", help=f"{METHOD_CHOICE}; may be repeated.")
     ] = None,
     images: AuxOptions,
+    logits: LogitsOptions,
     model: ModelOptions,
     training: TrainingOptions,
     history: HistoryOptions,
@@ -83,14 +92,14 @@ def evaluate(
     methods = method or ["auto"]
     form = _form(archive=archive, result=result, reference=global_, local=local)
     if form == "archive":
-        _refuse("--archive", given(history), truth=truth, stats=stats)
+        _refuse("--archive", given(logits, history), truth=truth, stats=stats)
     elif truth is None:
         raise UsageError("expected what the client trained on, found nothing: pass --truth FILE")
     with open_output(out.output) as write:
         if archive is not None:
             document = _evaluate_archive(archive, methods, aux, images, model, training, run, terminal)
         elif result is not None:
-            ignored = given(images, model, training, history, run)
+            ignored = given(images, logits, model, training, history, run)
             _refuse("--result", ignored, aux=aux, stats=stats, method=method)
             document = _evaluate_counts(*_saved_result(result), truth, terminal)
         else:
@@ -101,6 +110,7 @@ def evaluate(
                 aux=aux,
                 aux_options=images,
                 stats=stats,
+                logits=logits,
                 model=model,
                 run=run,
                 reporter=terminal.reporter,

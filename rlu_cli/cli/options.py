@@ -18,6 +18,7 @@ import typer
 from rlu_cli.audit.options import (
     AuxOptions,
     HistoryOptions,
+    LogitsOptions,
     ModelOptions,
     RunOptions,
     SimulationOptions,
@@ -59,6 +60,11 @@ _STEPS: dict[str, Any] = {
     "nesterov": typer.Option("--nesterov/--no-nesterov", help="As in torch.optim.SGD."),
     "weight_decay": typer.Option(help="As in torch.optim.SGD."),
 }
+
+_AUX_LOGITS = typer.Option(
+    metavar="FILE",
+    help="Logits of the global model on labelled samples (.npz), instead of --aux and --arch.",
+)
 
 _HELP: dict[type, dict[str, Any]] = {
     ModelOptions: {
@@ -104,6 +110,13 @@ _HELP: dict[type, dict[str, Any]] = {
     TrainingOptions: {
         **_STEPS,
         "dataset_size": typer.Option(min=1, metavar="N", help="Samples that the client has, with --epochs."),
+    },
+    LogitsOptions: {
+        "aux_logits": _AUX_LOGITS,
+        "local_logits": typer.Option(
+            metavar="FILE",
+            help="Logits of the local model on the same samples, for several steps; one for each --local.",
+        ),
     },
     HistoryOptions: {
         "history": typer.Option(
@@ -171,6 +184,7 @@ AuxPath = Annotated[
         "Tiny-ImageNet, MNIST (IDX), or an .npz file.",
     ),
 ]
+AuxLogitsPath = Annotated[Path | None, _AUX_LOGITS]
 StatsPath = Annotated[
     Path | None,
     typer.Option("--stats", metavar="FILE", help="Statistics of the global model, by estimate-logits."),

@@ -6,7 +6,14 @@ from typing import Annotated
 
 import typer
 
-from rlu_cli.audit.options import AuxOptions, HistoryOptions, ModelOptions, RunOptions, TrainingOptions
+from rlu_cli.audit.options import (
+    AuxOptions,
+    HistoryOptions,
+    LogitsOptions,
+    ModelOptions,
+    RunOptions,
+    TrainingOptions,
+)
 from rlu_cli.cli.options import AuxPath, GlobalPath, LocalPaths, OutputOptions, StatsPath, with_options
 from rlu_cli.core.method_names import METHOD_CHOICE
 from rlu_cli.errors import UnreliableError
@@ -32,6 +39,7 @@ UNRELIABLE = (
 
 @with_options(
     images=AuxOptions,
+    logits=LogitsOptions,
     model=ModelOptions,
     training=TrainingOptions,
     history=HistoryOptions,
@@ -45,6 +53,7 @@ def recover(
     aux: AuxPath = None,
     stats: StatsPath = None,
     images: AuxOptions,
+    logits: LogitsOptions,
     method: Annotated[str, typer.Option(metavar="NAME", help=f"{METHOD_CHOICE}.")] = "auto",
     model: ModelOptions,
     training: TrainingOptions,
@@ -76,6 +85,7 @@ def recover(
             aux=aux,
             aux_options=images,
             stats=stats,
+            logits=logits,
             model=model,
             run=run,
             reporter=terminal.reporter,

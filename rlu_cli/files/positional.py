@@ -77,3 +77,25 @@ def name_positional(
             )
         named[name] = fitted
     return named
+
+
+def layers_by_position(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Names for the arrays of linear layers and 1x1 convolutions, where no architecture gives any.
+
+    A matrix ``arr_8`` followed by a vector of one number a row is the layer ``arr_8`` with ``arr_8.weight``
+    and ``arr_8.bias``; a matrix alone has a weight only. Other arrays keep their names.
+    """
+    ordered = _in_order(tensors)
+    named: dict[str, Tensor] = {}
+    index = 0
+    while index < len(ordered):
+        tensor, layer = ordered[index], f"arr_{index}"
+        if tensor.ndim < 2 or any(side != 1 for side in tensor.shape[2:]):
+            named[layer] = tensor
+        else:
+            named[f"{layer}.weight"] = tensor
+            if index + 1 < len(ordered) and ordered[index + 1].shape == tensor.shape[:1]:
+                index += 1
+                named[f"{layer}.bias"] = ordered[index]
+        index += 1
+    return named
