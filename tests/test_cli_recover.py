@@ -45,7 +45,8 @@ def test_document_of_the_plain_call() -> None:
     assert document["seed"] == 0
     for role, name in (("global", "global"), ("local", "client_0")):
         path = SAMPLES / "untrained_m1" / f"{name}.safetensors"
-        assert document["inputs"][role] == {"path": str(path), "sha256": sha256_file(path)}
+        kind = {"update": "weights"} if role == "local" else {}
+        assert document["inputs"][role] == {"path": str(path), "sha256": sha256_file(path), **kind}
         assert len(document["inputs"][role]["sha256"]) == SHA256
     aux = document["inputs"]["aux"]
     assert (aux["path"], aux["images"], aux["classes"]) == (str(SAMPLES / "aux"), 300, 10)

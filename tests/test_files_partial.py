@@ -71,20 +71,20 @@ def test_head_alone(tmp_path: Path, state: State, form: str) -> None:
         assert (tensor.shape, tensor.dtype) == (state[name].shape, state[name].dtype), name
         assert tensor.is_meta != is_head(name)
     check_same_network(whole.tensors, part.tensors, where=("a", "b"))
-    check_finite(part)
+    check_finite(part.tensors, where=part.path)
     assert np.array_equal(read_head(part.tensors, "fc", where="").weight, state["fc.weight"].double().numpy())
 
 
 def test_only_what_is_read_is_checked(tmp_path: Path, state: State) -> None:
     state["conv.weight"][0] = torch.nan
     save_file(state, tmp_path / "a")
-    check_finite(read_checkpoint(tmp_path / "a", only=is_head))
+    check_finite(read_checkpoint(tmp_path / "a", only=is_head).tensors, where="file")
     with pytest.raises(MismatchError, match=r"conv\.weight"):
-        check_finite(read_checkpoint(tmp_path / "a"))
+        check_finite(read_checkpoint(tmp_path / "a").tensors, where="file")
     state["fc.bias"][2] = torch.inf
     save_file(state, tmp_path / "a")
     with pytest.raises(MismatchError, match=r"fc\.bias"):
-        check_finite(read_checkpoint(tmp_path / "a", only=is_head))
+        check_finite(read_checkpoint(tmp_path / "a", only=is_head).tensors, where="file")
 
 
 def test_not_a_number_is_found_in_every_part(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -94,7 +94,7 @@ def test_not_a_number_is_found_in_every_part(monkeypatch: pytest.MonkeyPatch, tm
         tensor[place // 2, place % 2] = torch.nan
         torch.save({"w": tensor.T}, tmp_path / f"{place}.pt")
         with pytest.raises(MismatchError, match="NaN"):
-            check_finite(read_checkpoint(tmp_path / f"{place}.pt"))
+            check_finite(read_checkpoint(tmp_path / f"{place}.pt").tensors, where="file")
 
 
 def test_weight_norm_head_is_joined_from_its_parts(tmp_path: Path) -> None:
@@ -146,7 +146,7 @@ def peak():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 def read(path):
     part = read_checkpoint(path, only=lambda name: name in {"fc.weight", "fc.bias"})
-    check_finite(part)
+    check_finite(part.tensors, where=part.path)
     read_head(part.tensors, "fc", where=path)
 read(sys.argv[1])
 before = peak()

@@ -150,7 +150,7 @@ def head_of(tensors: dict[str, torch.Tensor]) -> Head:
     return Head(tensors["head.weight"].double().numpy(), tensors["head.bias"].double().numpy())
 
 
-HISTORY = History(lambda checkpoint: checkpoint.tensors, "head", TrainingOptions())
+HISTORY = History(lambda checkpoint: checkpoint, "head", TrainingOptions())
 
 
 def save(path: Path, stacked: FloatArray, about: dict[str, str] | None = None) -> Path:
@@ -262,6 +262,19 @@ def test_the_manifest_says_the_same_as_the_folder(tmp_path: Path) -> None:
         (case.root / "g5.safetensors").rename(last / "global.safetensors")
         (case.root / "a5.safetensors").rename(last / "ada.safetensors")
         assert case.exact(5, "ada", history=[manifest])
+
+
+@pytest.mark.parametrize("scheme", STATEFUL)
+def test_earlier_files_may_hold_updates(tmp_path: Path, scheme: str) -> None:
+    case = federate(tmp_path, scheme, 10)
+    for number in ROUNDS[:-1]:
+        path = case.folder(number) / "ada.safetensors"
+        if path.exists():
+            local, base = read_checkpoint(path), read_checkpoint(case.folder(number) / "global.safetensors")
+            change = {name: tensor - base.tensors[name] for name, tensor in local.tensors.items()}
+            path.unlink()
+            save_safetensors(path, change, {**local.metadata, "fl.update": "delta"})
+    assert case.exact(ROUNDS[-1], "ada")
 
 
 # Scaffold's variates.

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
-
-from torch import Tensor
 
 from rlu_cli.audit.annotations import Annotations, whole
 from rlu_cli.audit.cache import StatisticsCache
@@ -17,7 +15,8 @@ from rlu_cli.audit.devices import choose_device
 from rlu_cli.audit.given_logits import GivenLogits
 from rlu_cli.audit.history import History, constant_gradient
 from rlu_cli.audit.image_source import ImageSource
-from rlu_cli.audit.network import check_finite, check_same_network, read_head
+from rlu_cli.audit.local_model import layer_head, open_local
+from rlu_cli.audit.network import check_finite
 from rlu_cli.audit.options import (
     AuxOptions,
     HistoryOptions,
@@ -25,20 +24,24 @@ from rlu_cli.audit.options import (
     ModelOptions,
     RunOptions,
     TrainingOptions,
+    Update,
 )
 from rlu_cli.audit.progress import Reporter, silent
 from rlu_cli.audit.source import Measurement, Source
 from rlu_cli.audit.statistics_file import StoredStatistics, read_statistics
 from rlu_cli.audit.stored_options import options_beside
 from rlu_cli.audit.training import TrainingRecord, resolve_training
+from rlu_cli.audit.updates import update_kind
+from rlu_cli.core.checks import check_sign
 from rlu_cli.core.methods import get_method
-from rlu_cli.core.recover import head_update, recover_labels
+from rlu_cli.core.recover import normalised_update, recover_labels
 from rlu_cli.core.types import Head, LocalTraining, ModelStatistics, Note, Observation, Recovery
 from rlu_cli.core.variates import STATEFUL
 from rlu_cli.errors import MismatchError, UsageError
 from rlu_cli.files.checkpoint import Checkpoint, read_checkpoint
 from rlu_cli.files.hashing import sha256_file
 from rlu_cli.files.metadata import read_sidecar
+from rlu_cli.files.state_dict import join_weight_norm
 
 
 @dataclass(frozen=True)
@@ -50,6 +53,7 @@ class ClientRound:
     training: TrainingRecord
     recoveries: tuple[Recovery, ...]
     notes: tuple[Note, ...]
+    update: Update
 
 
 class Auditor:
@@ -86,8 +90,9 @@ class Auditor:
         _check_one_source(logits, aux=aux, stats=stats)
         run = run or RunOptions()
         self.run = replace(run, device=choose_device(run.device))
-        first = read_checkpoint(locals_[0]) if locals_ else None
-        self.reference = read_checkpoint(reference)
+        self.options = model or ModelOptions()
+        first = self._read(locals_[0]) if locals_ else None
+        self.reference = self._read(reference, alone=first is None)
         self.sha256 = sha256_file(reference)
         check_finite(self.reference.tensors, where=reference)
         self.annotations = self._annotations(first)
@@ -97,7 +102,6 @@ class Auditor:
                 "expected --aux with the flags that say how auxiliary images are read, found none: pass "
                 "--aux PATH, or leave them out"
             )
-        self.options = model or ModelOptions()
         self.stored = None if stats is None else self._read_stored(stats)
         if self.stored is not None:
             assert stats is not None
@@ -123,6 +127,10 @@ class Auditor:
         self._cache = None if self.run.cache is None else StatisticsCache(self.run.cache)
         self._starts: dict[int | None, Measurement] = {}
 
+    def _read(self, path: Path, *, alone: bool = False) -> Checkpoint:
+        """A checkpoint, under the key asked for; of two files, one may hold its weights plainly."""
+        return read_checkpoint(path, key=self.options.key, key_optional=not alone)
+
     def _annotations(self, local: Checkpoint | None) -> Annotations:
         """What is written of a client's round, or of the global model alone."""
         near = self.reference if local is None else local
@@ -137,6 +145,12 @@ class Auditor:
                 f"global model (sha256 {str(stored.about.get('global_sha256'))[:12]}…): write them again "
                 "with `rlu estimate-logits -o`"
             )
+        key = stored.about.get("key")
+        if key != self.reference.key:
+            raise MismatchError(
+                f"expected the weights that the statistics in {path} are of ({_under(key)}), found those "
+                f"{_under(self.reference.key)}: pass the same --key, or write the statistics again"
+            )
         return stored
 
     # What all clients share.
@@ -149,7 +163,7 @@ class Auditor:
     @cached_property
     def head(self) -> Head:
         """The global model's output layer."""
-        return self._head(self.reference)
+        return layer_head(self._named(self.reference), self.head_name)
 
     @property
     def names(self) -> Sequence[str]:
@@ -171,6 +185,7 @@ class Auditor:
         """How the statistics of the model with this digest are made."""
         return {
             "global_sha256": sha256,
+            "key": self.reference.key,
             **self.source.about(),
             "batch_size": batch_size,
             "samples": self.run.samples,
@@ -233,34 +248,44 @@ class Auditor:
         MismatchError
             The local checkpoint is not of this round's network, or training values are missing.
         """
-        local = read_checkpoint(path)
+        local = self._read(path)
+        self._check_key(local)
         annotations = self._annotations(local)
         check_described_alike(self.described, describe_model(self.options, annotations))
         record = resolve_training(options, annotations)
         chosen = [get_method(name) for name in methods]
-        check_same_network(
-            self._tensors(self.reference), self._tensors(local), where=(self.reference.path, path)
-        )
-        update = head_update(self._head(local), self.head)
+        kind = update_kind(options.update, annotations)
+        opened = open_local(self._named(local), self._named(self.reference), kind, self.head_name)
         constant, notes = self._constant_gradient(
             local, record.training, annotations, options, history or HistoryOptions()
         )
         notes += self._stored_for_another_batch(record.training.batch_size)
         needs_end = any(method.needs_end(record.training) for method in chosen)
         observation = Observation(
-            update=update,
-            head=self.head,
+            update=opened.update,
+            head=opened.head,
             training=record.training,
             start=self._start(record.training.batch_size),
-            end=self._end(local, record.training.batch_size) if needs_end else None,
+            end=self._end(opened.weights(), record.training.batch_size) if needs_end else None,
             constant_gradient=constant,
+            rounding=opened.rounding,
             samples=self.run.samples,
             search_iterations=self.run.search_iterations,
             seed=self.run.seed,
             device=self.run.device,
         )
         recoveries = tuple(recover_labels(observation, method=method.name) for method in chosen)
-        return ClientRound(path, sha256_file(path), record, recoveries, tuple(notes))
+        if kind == "delta":
+            notes += check_sign(normalised_update(observation), observation.start.confidence)
+        return ClientRound(path, sha256_file(path), record, recoveries, (*opened.notes, *notes), kind)
+
+    def _check_key(self, local: Checkpoint) -> None:
+        key = self.options.key
+        if key is not None and self.reference.key is None and local.key is None:
+            raise MismatchError(
+                f"expected tensors under the key {key!r} in {self.reference.path} or {local.path}, found "
+                "nothing nested in either: leave out --key"
+            )
 
     def _stored_for_another_batch(self, batch_size: int) -> list[Note]:
         """A warning where stored statistics hold batch statistics of another batch size."""
@@ -275,12 +300,12 @@ class Auditor:
             )
         ]
 
-    def _tensors(self, checkpoint: Checkpoint) -> Mapping[str, Tensor]:
-        """A checkpoint's tensors by name."""
-        return checkpoint.tensors if not checkpoint.positional else self.source.tensors(checkpoint)
-
-    def _head(self, checkpoint: Checkpoint) -> Head:
-        return read_head(self._tensors(checkpoint), self.head_name, where=str(checkpoint.path))
+    def _named(self, checkpoint: Checkpoint) -> Checkpoint:
+        """The checkpoint with its tensors by name; only positional ones need the source for that."""
+        if not checkpoint.positional:
+            return checkpoint
+        named = dict(self.source.tensors(checkpoint))
+        return replace(checkpoint, tensors=join_weight_norm(named)[0], unjoined=named)
 
     def _constant_gradient(
         self,
@@ -294,13 +319,17 @@ class Auditor:
         if training.scheme not in STATEFUL:
             return None, []
         return constant_gradient(
-            History(self._tensors, self.head_name, options),
+            History(self._named, self.head_name, options, self.options.key),
             self.head,
             training,
             client=local.path.stem,
             archived=archived,
             annotations=annotations,
         )
+
+
+def _under(key: str | None) -> str:
+    return "read without --key" if key is None else f"under the key {key!r}"
 
 
 def _check_one_source(logits: LogitsOptions, *, aux: Path | None, stats: Path | None) -> None:

@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from torch import Tensor
 
 from rlu_cli.audit.annotations import Annotations, whole
 from rlu_cli.audit.annotations import number as annotation_number
-from rlu_cli.audit.network import read_head
+from rlu_cli.audit.local_model import layer_head, local_head
 from rlu_cli.audit.options import HistoryOptions, TrainingOptions
 from rlu_cli.audit.training import resolve_training
+from rlu_cli.audit.updates import update_kind
 from rlu_cli.core.schemes import step_rates
 from rlu_cli.core.types import FloatArray, Head, LocalTraining, Note
 from rlu_cli.core.variates import ClientState, next_server_control
 from rlu_cli.errors import FileError, MismatchError
 from rlu_cli.files.checkpoint import Checkpoint, read_checkpoint
+from rlu_cli.files.metadata import read_sidecar
 
 GLOBAL_STEM = "global"
 SERVER_CONTROL_STEM = "server_control"
@@ -41,18 +42,31 @@ class PastRound:
 class History:
     """How to turn files into heads: what the auditor knows of this round's network.
 
-    tensors : a checkpoint's tensors by name
+    named : the checkpoint with its tensors by name
     head_name : prefix of the output layer
+    key : where weights lie in nested files
     """
 
-    tensors: Callable[[Checkpoint], Mapping[str, Tensor]]
+    named: Callable[[Checkpoint], Checkpoint]
     head_name: str
     options: TrainingOptions
+    key: str | None = None
 
-    def stacked(self, path: Path) -> tuple[FloatArray, Checkpoint]:
+    def read(self, path: Path) -> Checkpoint:
+        """A file with its tensors by name."""
+        return self.named(read_checkpoint(path, key=self.key, key_optional=True))
+
+    def stacked(self, path: Path) -> FloatArray:
         """[W | b] of a file's output layer, shape (N, L + 1), or (N, L) without bias."""
-        checkpoint = read_checkpoint(path)
-        return stack(read_head(self.tensors(checkpoint), self.head_name, where=str(path))), checkpoint
+        return stack(layer_head(self.read(path), self.head_name))
+
+    def stacked_local(self, path: Path, reference: Path) -> tuple[FloatArray, Checkpoint]:
+        """[W | b] of a client's model, whose file may hold an update, and the file."""
+        local, base = self.read(path), self.read(reference)
+        kind = update_kind(
+            self.options.update, Annotations(local.metadata, base.metadata, read_sidecar(path))
+        )
+        return stack(local_head(local, base, kind, self.head_name)), local
 
 
 def find_rounds(sources: Sequence[Path], client: str, before: int | None) -> list[PastRound]:
@@ -105,7 +119,7 @@ def constant_gradient(
     if archived.client_control is not None:
         if given is None:
             raise MismatchError("expected --server-control beside --client-control: pass both variates")
-        return unstack(given - history.stacked(archived.client_control)[0], reference), []
+        return unstack(given - history.stacked(archived.client_control), reference), []
     if number == 1 and not rounds:
         return unstack(zero if given is None else given, reference), []
     if not rounds:
@@ -117,15 +131,15 @@ def constant_gradient(
             f"{notes[0].message}"
         )
     state, control = ClientState.fresh(zero), zero
-    heads = [history.stacked(past.reference)[0] for past in rounds] + [now]
+    heads = [history.stacked(past.reference) for past in rounds] + [now]
     if number is None:
         _check_earlier(rounds, heads)
     for past, before, after in zip(rounds, heads[:-1], heads[1:], strict=True):
         if past.server_control is not None:
-            control = history.stacked(past.server_control)[0]
+            control = history.stacked(past.server_control)
         rate = total_rate
         if past.local is not None:
-            local, checkpoint = history.stacked(past.local)
+            local, checkpoint = history.stacked_local(past.local, past.reference)
             rate = _past_rate(history.options, checkpoint, total_rate)
             state = state.after_round(
                 local - before, global_update=after - before, server_control=control, total_rate=rate
@@ -165,7 +179,7 @@ def _given_control(
     path = archived.server_control
     if path is None:
         path = next((now.server_control for now in known if now.number == number), None)
-    return None if path is None else history.stacked(path)[0]
+    return None if path is None else history.stacked(path)
 
 
 def _check_earlier(rounds: Sequence[PastRound], heads: Sequence[FloatArray]) -> None:

@@ -16,9 +16,9 @@ from rlu_cli.files.hashing import sha256_file
 from rlu_cli.models import ModelSpec, build_model, find_head, match_builtin
 
 
-def inspection_document(path: Path) -> dict[str, Any]:
+def inspection_document(path: Path, key: str | None = None) -> dict[str, Any]:
     """Format, tensors, output layer, annotations and matching built-in architecture of one file."""
-    checkpoint = read_checkpoint(path)
+    checkpoint = read_checkpoint(path, key=key)
     shapes = {name: tuple(tensor.shape) for name, tensor in checkpoint.tensors.items()}
     spec = match_builtin(shapes)
     candidates = head_candidates(checkpoint.tensors)

@@ -9,11 +9,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from rlu_cli.audit.frozen import adapter_hint
 from rlu_cli.core.types import Head
 from rlu_cli.errors import MismatchError
 from rlu_cli.files.checkpoint import Checkpoint
 from rlu_cli.files.positional import name_positional
 from rlu_cli.files.state_dict import strip_prefixes
+from rlu_cli.files.weight_norm import joined_name
 from rlu_cli.models import ModelSpec, build_model, find_head, load_weights, match_builtin, parse_spec
 from rlu_cli.models.head import Head as HeadLayer
 
@@ -97,7 +99,11 @@ def build_network(
     """
     model = build_model(spec, allow_user_code=allow_user_code)
     size = image_size or _declared_size(spec, model) or native_size
-    load_weights(model, named_tensors(checkpoint, model), where=str(checkpoint.path))
+    try:
+        load_weights(model, named_tensors(checkpoint, model), where=str(checkpoint.path))
+    except MismatchError as error:
+        hint = adapter_hint(checkpoint.tensors)
+        raise MismatchError(f"{str(error).rstrip('.')}{hint}") if hint else error from None
     model.requires_grad_(False)
     model.eval().to(device)
     channels = input_channels(model, size)
@@ -110,14 +116,17 @@ def named_tensors(checkpoint: Checkpoint, model: nn.Module) -> Mapping[str, Tens
     """The tensors under the model's names.
 
     Positional ones (.npz) get the names of the model's state dict, in its order. Prefixes that wrappers
-    leave (``module.``) are stripped from every checkpoint; a model that has one itself gets it back.
+    leave (``module.``) are stripped from every checkpoint; a model that has one itself gets it back. A model
+    under weight norm gets magnitudes and directions as the file has them.
     """
     state = model.state_dict()
     if checkpoint.positional:
         expected = [(name, tuple(tensor.shape)) for name, tensor in state.items()]
         return name_positional(checkpoint.tensors, expected)
     own = strip_prefixes(state)[1]
-    return {own + name: tensor for name, tensor in checkpoint.tensors.items()} if own else checkpoint.tensors
+    normed = any(joined_name(name) is not None for name in state)
+    tensors = checkpoint.unjoined if normed else checkpoint.tensors
+    return {own + name: tensor for name, tensor in tensors.items()} if own else tensors
 
 
 def read_head(tensors: Mapping[str, Tensor], name: str, *, where: str) -> Head:
@@ -169,6 +178,7 @@ def check_same_network(
         raise MismatchError(
             f"expected the tensors of {where[1]} to have the names and shapes of {where[0]}, found "
             f"{len(differing)} that differ ({'; '.join(differing[:3])}): they are not of one round"
+            + adapter_hint(own.keys() ^ other.keys())
         )
 
 

@@ -6,11 +6,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+Update = Literal["weights", "delta"]
+"""What a local file holds: the weights after training, or what training added to the global ones."""
+
 
 @dataclass(frozen=True)
 class ModelOptions:
     """How to rebuild the network and feed it images (the flags of the same names)."""
 
+    key: str | None = None
     arch: str | None = None
     head: str | None = None
     normalize: str | None = None
@@ -58,9 +62,10 @@ class StepOptions:
 
 @dataclass(frozen=True)
 class TrainingOptions(StepOptions):
-    """How a client trained that is audited."""
+    """How a client trained that is audited, and what its file holds of that."""
 
     dataset_size: int | None = None
+    update: Update | None = None
 
 
 @dataclass(frozen=True)

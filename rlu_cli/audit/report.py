@@ -36,7 +36,7 @@ def recovery_document(auditor: Auditor, client: ClientRound, recovery: Recovery)
         "device": auditor.run.device,
         "inputs": {
             "global": {"path": str(auditor.reference.path), "sha256": auditor.sha256},
-            "local": {"path": str(client.path), "sha256": client.sha256},
+            "local": {"path": str(client.path), "sha256": client.sha256, "update": client.update},
             "aux": about["aux"],
         },
         "model": model_document(about),

@@ -27,7 +27,8 @@ def options_beside(options: ModelOptions, about: Mapping[str, Any], path: Path) 
     UsageError
         A flag says something else.
     """
-    stored = {field.name: _text(about.get(field.name)) for field in fields(ModelOptions)}
+    names = [field.name for field in fields(ModelOptions) if field.name != "key"]  # checked against the file
+    stored = {name: _text(about.get(name)) for name in names}
     for name, said in stored.items():
         given = getattr(options, name)
         if given is not None and not _same(name, given, said):

@@ -7,12 +7,14 @@ from typing import Annotated
 
 import typer
 
-from rlu_cli.cli.options import OutputOptions, with_options
+from rlu_cli.cli.options import CheckpointKey, OutputOptions, with_options
 
 
 @with_options(out=OutputOptions)
 def inspect(
+    *,
     checkpoint: Annotated[list[Path], typer.Argument(metavar="CHECKPOINT", help="Checkpoint files.")],
+    key: CheckpointKey = None,
     out: OutputOptions,
 ) -> None:
     """Show what a checkpoint is: format, tensors, output layer, annotations, matching architecture.
@@ -29,7 +31,7 @@ def inspect(
     terminal = Terminal(quiet=out.quiet, verbose=out.verbose)
     with open_output(out.output) as write:
         for path in checkpoint:
-            document = inspection_document(path)
+            document = inspection_document(path, key)
             head = document["head"]
             terminal.table(
                 f"{path}: {document['format']}, {document['parameters']:,} parameters, "

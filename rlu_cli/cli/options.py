@@ -66,8 +66,13 @@ _AUX_LOGITS = typer.Option(
     help="Logits of the global model on labelled samples (.npz), instead of --aux and --arch.",
 )
 
+_KEY: Any = typer.Option(
+    metavar="NAME", help="Where the weights lie in nested checkpoints, such as state_dict_ema."
+)
+
 _HELP: dict[type, dict[str, Any]] = {
     ModelOptions: {
+        "key": _KEY,
         "arch": typer.Option(
             metavar="SPEC",
             help="lenet5, vgg16, resnet32, resnet50 (keyword arguments after a colon: vgg16:activation=elu), "
@@ -110,6 +115,9 @@ _HELP: dict[type, dict[str, Any]] = {
     TrainingOptions: {
         **_STEPS,
         "dataset_size": typer.Option(min=1, metavar="N", help="Samples that the client has, with --epochs."),
+        "update": typer.Option(
+            help="Whether the local file holds weights or local − global.  [default: weights]"
+        ),
     },
     LogitsOptions: {
         "aux_logits": _AUX_LOGITS,
@@ -189,6 +197,8 @@ StatsPath = Annotated[
     Path | None,
     typer.Option("--stats", metavar="FILE", help="Statistics of the global model, by estimate-logits."),
 ]
+
+CheckpointKey = Annotated[str | None, _KEY]
 
 
 def with_options(**groups: type) -> Callable[[Callable[..., None]], Callable[..., None]]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from rlu_cli.core.confidence import coefficient_matrix
+from rlu_cli.core.simplex import simplex_least_squares
 from rlu_cli.core.types import FloatArray, Head, HeadUpdate, Note
 from rlu_cli.errors import MismatchError
 
@@ -15,6 +17,9 @@ _BALANCE_SLACK = 0.01
 
 _PRECISION_SLACK = 0.02
 """Share of the update that may be rounding error before it is reported."""
+
+_SIGN_MISFIT = 0.2
+"""Relative residual above which an update's sign is questioned, if the opposite one fits twice as well."""
 
 _MATCH_FLOOR = 0.9
 """Embedding match below which something about the model is probably wrong."""
@@ -55,12 +60,15 @@ def check_moved(update: HeadUpdate) -> None:
         )
 
 
-def check_update(u: FloatArray, update: HeadUpdate, head: Head) -> tuple[dict[str, float], list[Note]]:
+def check_update(
+    u: FloatArray, update: HeadUpdate, head: Head, *, rounding: float = 0.0
+) -> tuple[dict[str, float], list[Note]]:
     """Diagnostics of u = (Δb + h)/(ηΣρ), shape (N,), with a warning for each that is out of bounds.
 
     - |u_j| ≤ 1 for every j, as u_j is a mean of onehot(y)_j − s_j;
     - Σ_j u_j = 0, as softmax and one-hot both sum to one;
-    - the update is larger than float32 rounding of the two checkpoints.
+    - the update is larger than the rounding of the two checkpoints: float32's, or ``rounding``, the norm of
+      the error of a coarser type, where that is more.
 
     They catch a wrong learning rate or step count, a wrong layer, optimiser or scheme, and pairs from
     different rounds.
@@ -90,13 +98,13 @@ def check_update(u: FloatArray, update: HeadUpdate, head: Head) -> tuple[dict[st
         (update.weight, head.weight) if update.bias is None or head.bias is None else (update.bias, head.bias)
     )
     moved = float(np.linalg.norm(change))
-    rounding = float(np.finfo(np.float32).eps / 2 * np.linalg.norm(values))
+    rounding = max(rounding, float(np.finfo(np.float32).eps / 2 * np.linalg.norm(values)))
     precision = rounding / moved if moved > 0 else np.inf
     if precision > _PRECISION_SLACK:
         notes.append(
             Note(
                 "update-near-precision",
-                f"about {min(precision, 1.0):.1%} of the update is float32 rounding error: "
+                f"about {min(precision, 1.0):.1%} of the update is rounding error of the numbers as stored: "
                 "counts of rare classes can't be trusted",
             )
         )
@@ -107,6 +115,28 @@ def check_update(u: FloatArray, update: HeadUpdate, head: Head) -> tuple[dict[st
         "update_rounding": float(precision) if np.isfinite(precision) else 1.0,
     }
     return diagnostics, notes
+
+
+def check_sign(u: FloatArray, confidence: FloatArray) -> list[Note]:
+    """Warn when u, shape (N,), fits no label proportions, and −u does.
+
+        min_z ‖(I − Sᵀ) z − u‖ > 0.2 ‖u‖  and  min_z ‖(I − Sᵀ) z + u‖ < ½ min_z ‖(I − Sᵀ) z − u‖
+
+    For files that hold an update, which some frameworks store as global − local. Where both signs fit, as
+    for clients whose labels are spread like the model's guesses, nothing can be said.
+    """
+    A = coefficient_matrix(confidence)
+    residual = simplex_least_squares(A, u).residual
+    opposite = simplex_least_squares(A, -u).residual
+    if residual <= _SIGN_MISFIT * float(np.linalg.norm(u)) or opposite >= residual / 2:
+        return []
+    return [
+        Note(
+            "update-sign-reversed",
+            "the update fits no label counts, but with its sign reversed it does: the file seems to hold "
+            "global − local, where local − global is expected; negate its tensors",
+        )
+    ]
 
 
 def check_embedding(match: float | None) -> list[Note]:

@@ -98,7 +98,7 @@ def recover_labels(observation: Observation, *, method: str = "auto") -> Recover
         )
     check_training(observation.training)
     u = normalised_update(observation)
-    diagnostics, notes = check_update(u, observation.update, observation.head)
+    diagnostics, notes = check_update(u, observation.update, observation.head, rounding=observation.rounding)
     problem = Problem(observation, u, mean_gradient(observation))
     estimate = chosen.solve(problem)
     total = observation.training.samples

@@ -160,6 +160,8 @@ class Observation:
     end : statistics of the local model, or None where they were not measured
     constant_gradient : the scheme's constant gradient of the head (Scaffold's c − c_k, FedDyn's and
         FedDC's linear terms), None where there is none
+    rounding : norm of the error that storing the weights in a type coarser than float32 left in Δb (in ΔW
+        for a head without bias), 0 where there is none
     """
 
     update: HeadUpdate
@@ -168,6 +170,7 @@ class Observation:
     start: ModelStatistics
     end: ModelStatistics | None = None
     constant_gradient: Head | None = None
+    rounding: float = 0.0
     samples: int = 10_000
     search_iterations: int = 0
     seed: int = 0

@@ -20,7 +20,7 @@ from rlu_cli.files.refusals import describe_refusal
 from rlu_cli.files.safetensors_io import read_safetensors, resolve_aliases
 from rlu_cli.files.shards import read_sharded
 from rlu_cli.files.sniff import FileKind, sniff
-from rlu_cli.files.state_dict import join_weight_norm, strip_prefixes, unwrap
+from rlu_cli.files.state_dict import has_key, is_flat, join_weight_norm, strip_prefixes, unwrap
 from rlu_cli.files.text import names, one_line, size
 from rlu_cli.files.torch_io import read_torch
 from rlu_cli.files.weight_norm import joined_name
@@ -52,6 +52,10 @@ class Checkpoint:
     """What was unwrapped, stripped, joined or ignored."""
     prefix: str = ""
     """What was stripped from the front of every name."""
+    key: str | None = None
+    """The key asked for, where the file has it."""
+    unjoined: dict[str, Tensor] = field(default_factory=dict)
+    """``tensors`` before weight norm was joined: what a file that holds an update is added to."""
 
     @property
     def positional(self) -> bool:
@@ -59,28 +63,27 @@ class Checkpoint:
         return is_positional(self.tensors)
 
 
-def _raw(
-    path: Path, kind: FileKind, key: str | None, only: Callable[[str], bool] | None
-) -> tuple[Any, dict[str, str], list[str]]:
-    """What the file holds, before any unwrapping, with its metadata and notes."""
+def _raw(path: Path, kind: FileKind) -> tuple[Any, dict[str, str], list[str]]:
+    """What the file holds, before any unwrapping, with its metadata and notes; of .npz, only the headers."""
     if kind is FileKind.SAFETENSORS or kind is FileKind.SAFETENSORS_INDEX:
         read = read_safetensors if kind is FileKind.SAFETENSORS else read_sharded
         tensors, metadata = read(path)
         return tensors, metadata, resolve_aliases(tensors, metadata)
     if kind is FileKind.NPZ:
-        arrays, notes = read_npz(path, None if only is None else _entries(path, key, only))
-        return arrays, {}, notes
+        listed, notes = read_npz(path, frozenset())
+        return listed, {}, notes
     obj = read_torch(path, is_zip=kind is FileKind.TORCH_ZIP)
     return obj, _annotations(path, obj), []
 
 
-def _entries(path: Path, key: str | None, only: Callable[[str], bool]) -> frozenset[str] | None:
+def _entries(
+    listed: Mapping[str, Tensor], key: str | None, only: Callable[[str], bool]
+) -> frozenset[str] | None:
     """The entries of a NumPy archive that ``only`` asks for; None, which is all, where they lack names."""
-    listed, _ = read_npz(path, frozenset())
-    if is_positional(listed) or not listed:
+    found = unwrap(listed, key)[0]
+    if is_positional(found):
         return None
-    named, _ = strip_prefixes(unwrap(listed, key)[0])
-    asked = {id(tensor) for name, tensor in named.items() if _asked(name, only)}
+    asked = {id(tensor) for name, tensor in strip_prefixes(found)[0].items() if _asked(name, only)}
     return frozenset(name for name, tensor in listed.items() if id(tensor) in asked)
 
 
@@ -148,7 +151,7 @@ def read_checkpoint(
     path: Path | str,
     *,
     key: str | None = None,
-    join_norm: bool = True,
+    key_optional: bool = False,
     only: Callable[[str], bool] | None = None,
 ) -> Checkpoint:
     """Read a checkpoint, whatever its suffix says, without ever running code from it.
@@ -156,7 +159,7 @@ def read_checkpoint(
     Args:
         path: A safetensors file, index of a sharded checkpoint, torch checkpoint or NumPy archive.
         key: Where in a nested checkpoint the weights lie, such as ``state_dict_ema`` or ``server.model``.
-        join_norm: Whether to join weight-norm pairs; turn it off for a file that holds an update.
+        key_optional: Whether a file of tensors alone, with nothing nested, may lack the key.
         only: Which tensors to read, by their name in the result; the others come on the meta device, with
             shape and type but no data. An archive without names is read whole.
 
@@ -168,7 +171,11 @@ def read_checkpoint(
     if kind not in _FORMATS:
         raise FileError(describe_refusal(kind, path))
     try:
-        obj, metadata, notes = _raw(path, kind, key, only)
+        obj, metadata, notes = _raw(path, kind)
+        if key is not None and key_optional and not has_key(obj, key) and is_flat(obj):
+            key = None
+        if kind is FileKind.NPZ:
+            obj, notes = read_npz(path, None if only is None else _entries(obj, key, only))
         found, unwrapped = unwrap(obj, key)
         devices = ("cpu", "meta") if kind is FileKind.NPZ else ("cpu",)  # read_npz's own, where not asked for
         tensors, ignored = _plain_tensors(path, found, devices)
@@ -176,20 +183,17 @@ def read_checkpoint(
         message = str(error)
         raise FileError(message if message.startswith(str(path)) else f"{path}: {message}") from error
     notes += unwrapped + ignored
-    prefix = ""
-    if not is_positional(tensors):
-        before = len(tensors)
-        tensors, prefix = strip_prefixes(tensors)
-        if prefix:
-            notes.append(
-                f"stripped the prefix {prefix!r}" + (", dropped n_averaged" if len(tensors) < before else "")
-            )
-        if only is not None:
-            tensors = {name: t if _asked(name, only) else _shape_of(t) for name, t in tensors.items()}
-        if join_norm:
-            tensors, joined = join_weight_norm(tensors)
-            notes += joined
-    return Checkpoint(path, _FORMATS[kind], tensors, metadata, tuple(notes), prefix)
+    if is_positional(tensors):
+        return Checkpoint(path, _FORMATS[kind], tensors, metadata, tuple(notes), key=key, unjoined=tensors)
+    before = len(tensors)
+    tensors, prefix = strip_prefixes(tensors)
+    if prefix:
+        dropped = ", dropped n_averaged" if len(tensors) < before else ""
+        notes.append(f"stripped the prefix {prefix!r}{dropped}")
+    if only is not None:
+        tensors = {name: t if _asked(name, only) else _shape_of(t) for name, t in tensors.items()}
+    joined, joins = join_weight_norm(tensors)
+    return Checkpoint(path, _FORMATS[kind], joined, metadata, (*notes, *joins), prefix, key, tensors)
 
 
 def _shape_of(tensor: Tensor) -> Tensor:

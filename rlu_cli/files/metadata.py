@@ -28,7 +28,7 @@ TRAINING_KEYS = (
     "fl.lambda",
 )
 MODEL_KEYS = ("fl.arch", "fl.normalize", "fl.image_size", "fl.class_names")
-ROUND_KEYS = ("fl.round", "fl.client")
+ROUND_KEYS = ("fl.round", "fl.client", "fl.update")
 
 Source = Literal["flag", "local", "global", "sidecar"]
 T = TypeVar("T")

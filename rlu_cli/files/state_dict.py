@@ -12,7 +12,16 @@ from rlu_cli.files.weight_norm import join_weight_norm
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["PREFIXES", "WRAPPERS", "float_difference", "join_weight_norm", "strip_prefixes", "unwrap"]
+__all__ = [
+    "PREFIXES",
+    "WRAPPERS",
+    "float_difference",
+    "has_key",
+    "is_flat",
+    "join_weight_norm",
+    "strip_prefixes",
+    "unwrap",
+]
 
 WRAPPERS = ("state_dict", "model", "model_state_dict", "net", "params", "weights")
 """Keys under which tools put the weights, in order of preference."""
@@ -62,24 +71,48 @@ def _numbered(value: object) -> dict[str, Any] | None:
     return None
 
 
-def _by_key(obj: object, key: str) -> tuple[dict[str, Any], list[str]]:
+def _under(obj: object, key: str) -> tuple[dict[str, Any], str] | None:
+    """The tensors under a key, or whose names begin with it, and a note; None where there are none."""
     found = _descend(obj, key)
     numbered = _numbered(found)
     if numbered is not None:
-        return numbered, [f"read from {key!r}"]
+        return numbered, f"read from {key!r}"
     if isinstance(found, Mapping) and _tensor_count(found):
-        return dict(found), [f"read from {key!r}"]
+        return dict(found), f"read from {key!r}"
     if isinstance(obj, Mapping):
         inner = {name[len(key) + 1 :]: v for name, v in obj.items() if str(name).startswith(f"{key}.")}
         if _tensor_count(inner):
-            return inner, [f"read the tensors under {key!r}"]
-    available = list(_dictionaries(obj)) if isinstance(obj, Mapping) else []
-    hint = (
-        f"the keys that do are {names(available, 12)}"
-        if available
-        else "it has no nested dictionaries of tensors"
-    )
+            return inner, f"read the tensors under {key!r}"
+    return None
+
+
+def has_key(obj: object, key: str) -> bool:
+    """Whether there are tensors under ``key``."""
+    return _under(obj, key) is not None
+
+
+def is_flat(obj: object) -> bool:
+    """Whether ``obj`` is tensors alone, without dictionaries of tensors in it to choose among."""
+    return not isinstance(obj, Mapping) or next(_dictionaries(obj), None) is None
+
+
+def _by_key(obj: object, key: str) -> tuple[dict[str, Any], list[str]]:
+    under = _under(obj, key)
+    if under is not None:
+        return under[0], [under[1]]
+    if not is_flat(obj):
+        assert isinstance(obj, Mapping)
+        hint = f"the keys that have some are {names(_dictionaries(obj), 12)}"
+    else:
+        hint = f"nothing is nested in it{_beginnings(obj)}, so leave out --key"
     raise FileError(f"expected tensors under the key {key!r}, found none; {hint}.")
+
+
+def _beginnings(obj: object) -> str:
+    """What the names of a flat checkpoint begin with."""
+    if not isinstance(obj, Mapping):
+        return ""
+    return f" (its names begin with {names(dict.fromkeys(str(key).split('.')[0] for key in obj))})"
 
 
 def _find(obj: Mapping[Any, Any], depth: int = _DEPTH) -> tuple[Mapping[Any, Any], str, list[str]] | None:
@@ -118,7 +151,7 @@ def unwrap(obj: object, key: str | None = None) -> tuple[dict[str, Any], list[st
     others = list(_dictionaries(obj))
     if found is None:
         keys = f"found the keys {names(obj, 12)}" if obj else "found an empty dictionary"
-        hint = f"; tensors lie under {names(others, 12)}, so name that key" if others else ""
+        hint = f"; tensors lie under {names(others, 12)}, so name one with --key" if others else ""
         raise FileError(f"expected a dictionary of tensors, {keys} and no tensors there{hint}.")
     weights, path, rivals = found
     notes = [f"read from {path!r}"] if path else []
@@ -126,7 +159,7 @@ def unwrap(obj: object, key: str | None = None) -> tuple[dict[str, Any], list[st
         notes.append(f"not read, though they hold tensors too: {names(rivals)}")
     averaged = [name for name in others if "ema" in name.lower().replace(".", "_").split("_")]
     if averaged:
-        notes.append(f"averaged weights are there too, under {names(averaged)}; name the key to read them")
+        notes.append(f"averaged weights are there too, under {names(averaged)}; --key reads them")
     return dict(weights), notes
 
 

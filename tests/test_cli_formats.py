@@ -1,0 +1,152 @@
+"""One round, stored as every supported kind of file: the same counts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from cli_tools import AUX, QUICK, SAMPLES, Outcome, State, call, metadata, sample, tensors
+from safetensors.torch import save_file
+
+from rlu_cli.models import build_model, parse_spec
+
+Writer = Callable[[Path, State], Path]
+
+ROUND, CLIENT = "trained_m1", 1
+VALUES = metadata(SAMPLES / ROUND / f"client_{CLIENT}.safetensors")
+
+
+def _file(save: Callable[[State, Path], object], suffix: str) -> Writer:
+    def write(stem: Path, state: State) -> Path:
+        path = stem.with_suffix(suffix)
+        save(state, path)
+        return path
+
+    return write
+
+
+def _sharded(stem: Path, state: State) -> Path:
+    index = {}
+    for number, (name, tensor) in enumerate(state.items()):
+        shard = f"{stem.name}-{number % 3}.safetensors"
+        index.setdefault(shard, {})[name] = tensor
+    for shard, part in index.items():
+        save_file(part, stem.parent / shard)
+    path = stem.parent / f"{stem.name}.safetensors.index.json"
+    weight_map = {name: shard for shard, part in index.items() for name in part}
+    path.write_text(json.dumps({"metadata": {"total_size": 1}, "weight_map": weight_map}))
+    return path
+
+
+def _numpy(state: State) -> list[np.ndarray]:
+    return [tensor.numpy() for tensor in state.values()]
+
+
+FORMS: dict[str, Writer] = {
+    "safetensors": _file(save_file, ".safetensors"),
+    "sharded": _sharded,
+    "torch": _file(torch.save, ".pt"),
+    "torch-legacy": _file(lambda s, p: torch.save(s, p, _use_new_zipfile_serialization=False), ".pth"),
+    "wrapped": _file(lambda s, p: torch.save({f"_orig_mod.module.{k}": v for k, v in s.items()}, p), ".pt"),
+    "nested": _file(lambda s, p: torch.save({"model": {"state_dict": s}, "epoch": 3}, p), ".ckpt"),
+    "npz": _file(lambda s, p: np.savez(p, *_numpy(s)), ".npz"),
+    "npz-names": _file(lambda s, p: np.savez_compressed(p, **{k: v.numpy() for k, v in s.items()}), ".npz"),
+    "list": _file(lambda s, p: torch.save(list(s.values()), p), ".bin"),
+    "float64": _file(lambda s, p: save_file({k: v.double() for k, v in s.items()}, p), ".safetensors"),
+}
+
+
+def given(values: dict[str, str]) -> list[str]:
+    """The training values as flags, for files that can't carry them."""
+    return ["--lr", values["fl.lr"], "--batch-size", values["fl.batch_size"], "--steps", values["fl.steps"]]
+
+
+@pytest.fixture(scope="module")
+def models() -> tuple[State, State]:
+    """Global and local weights, in the order of the network's state dict, which files without names need."""
+    order = build_model(parse_spec(VALUES["fl.arch"]), allow_user_code=False).state_dict()
+    files = (tensors(SAMPLES / ROUND / f"{name}.safetensors") for name in ("global", f"client_{CLIENT}"))
+    before, after = ({name: state[name] for name in order} for state in files)
+    return before, after
+
+
+@pytest.fixture(scope="module")
+def counts() -> list[int]:
+    return call("recover", *sample(ROUND, CLIENT), *QUICK).document["counts"]
+
+
+def recover(reference: Path, local: Path, *flags: object) -> Outcome:
+    files = ["--global", reference, "--local", local, "--aux", AUX, "--arch", VALUES["fl.arch"]]
+    names = reference.with_name("classes.txt")
+    names.write_text("\n".join(json.loads(VALUES["fl.class_names"])))
+    about = [*given(VALUES), "--normalize", VALUES["fl.normalize"], "--class-order", names]
+    return call("recover", *files, *about, *QUICK, *flags)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_same_counts(tmp_path: Path, models: tuple[State, State], counts: list[int], form: str) -> None:
+    paths = [FORMS[form](tmp_path / name, state) for name, state in zip(("g", "k"), models, strict=True)]
+    found = recover(*paths)
+    assert found.document["counts"] == counts
+    assert found.document["inputs"]["local"]["update"] == "weights"
+    assert "update-near-precision" not in found.codes
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_same_counts_from_the_update(
+    tmp_path: Path, models: tuple[State, State], counts: list[int], form: str
+) -> None:
+    before, after = models
+    reference = FORMS["safetensors"](tmp_path / "g", before)
+    local = FORMS[form](tmp_path / "k", {name: after[name] - tensor for name, tensor in before.items()})
+    found = recover(reference, local, "--update", "delta")
+    assert (found.document["counts"], found.codes) == (counts, recover(*_plain(tmp_path, models)).codes)
+    assert found.document["inputs"]["local"]["update"] == "delta"
+
+
+def _plain(folder: Path, models: tuple[State, State]) -> list[Path]:
+    return [FORMS["torch"](folder / name, state) for name, state in zip(("p", "q"), models, strict=True)]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_weights_are_read_with_a_warning(
+    tmp_path: Path, models: tuple[State, State], counts: list[int], dtype: torch.dtype
+) -> None:
+    """bf16 keeps 8 bits: what is left of an update this small is mostly rounding, and the JSON says so."""
+    halves = [{name: tensor.to(dtype) for name, tensor in state.items()} for state in models]
+    for form in ("safetensors", "torch"):
+        found = recover(*(FORMS[form](tmp_path / n, s) for n, s in zip(("g", "k"), halves, strict=True)))
+        assert "update-near-precision" in found.codes
+        rounding = found.document["diagnostics"]["update_rounding"]
+        total = found.document["total"]
+        assert (
+            sum(abs(a - b) for a, b in zip(found.document["counts"], counts, strict=True)) <= rounding * total
+        )
+        measured = _error(halves, models)
+        assert measured <= rounding < 20 * measured
+
+
+def _error(halves: list[State], models: tuple[State, State]) -> float:
+    """The share of the bias update that rounding to half precision changed."""
+    name = "fc3.bias"
+    exact = models[1][name].double() - models[0][name].double()
+    return float((halves[1][name].double() - halves[0][name].double() - exact).norm() / exact.norm())
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_updates_lose_nothing_that_matters(
+    tmp_path: Path, models: tuple[State, State], counts: list[int], dtype: torch.dtype
+) -> None:
+    before, after = models
+    reference = FORMS["safetensors"](tmp_path / "g", before)
+    local = FORMS["torch"](tmp_path / "k", {n: (after[n] - t).to(dtype) for n, t in before.items()})
+    found = recover(reference, local, "--update", "delta")
+    assert found.document["counts"] == counts
+    assert "update-near-precision" not in found.codes
+    assert found.document["diagnostics"]["update_rounding"] == pytest.approx(
+        torch.finfo(dtype).eps / 2, rel=0.05
+    )
