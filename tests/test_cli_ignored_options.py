@@ -28,6 +28,7 @@ def test_given_names_flags_as_they_are_spelt() -> None:
     ]
     every = ModelOptions(**{field.name: "batch" for field in fields(ModelOptions)})  # type: ignore[arg-type]
     assert set(given(every)) == {
+        "--key",
         "--arch",
         "--head",
         "--normalize",
