@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from rlu_cli.errors import FileError
 from rlu_cli.files.metadata import PREFIX, normalise
 from rlu_cli.files.npz_io import read_npz
+from rlu_cli.files.openfl import read_openfl
 from rlu_cli.files.positional import is_positional
 from rlu_cli.files.refusals import describe_refusal
 from rlu_cli.files.safetensors_io import read_safetensors, resolve_aliases
@@ -35,6 +36,7 @@ _FORMATS = {
     FileKind.TORCH_ZIP: "torch-zip",
     FileKind.TORCH_LEGACY: "torch-legacy",
     FileKind.NPZ: "npz",
+    FileKind.OPENFL: "openfl",
 }
 
 
@@ -44,7 +46,7 @@ class Checkpoint:
 
     path: Path
     format: str
-    """``safetensors``, ``sharded``, ``torch-zip``, ``torch-legacy`` or ``npz``."""
+    """``safetensors``, ``sharded``, ``torch-zip``, ``torch-legacy``, ``npz`` or ``openfl``."""
     tensors: dict[str, Tensor]
     """On the CPU, detached, by name, in the file's order; those not read are on the meta device."""
     metadata: dict[str, str] = field(default_factory=dict)
@@ -72,6 +74,8 @@ def _raw(path: Path, kind: FileKind) -> tuple[Any, dict[str, str], list[str]]:
     if kind is FileKind.NPZ:
         listed, notes = read_npz(path, frozenset())
         return listed, {}, notes
+    if kind is FileKind.OPENFL:
+        return read_openfl(path)
     obj = read_torch(path, is_zip=kind is FileKind.TORCH_ZIP)
     return obj, _annotations(path, obj), []
 
@@ -157,7 +161,8 @@ def read_checkpoint(
     """Read a checkpoint, whatever its suffix says, without ever running code from it.
 
     Args:
-        path: A safetensors file, index of a sharded checkpoint, torch checkpoint or NumPy archive.
+        path: A safetensors file, index of a sharded checkpoint, torch checkpoint, NumPy archive or OpenFL
+            model.
         key: Where in a nested checkpoint the weights lie, such as ``state_dict_ema`` or ``server.model``.
         key_optional: Whether a file of tensors alone, with nothing nested, may lack the key.
         only: Which tensors to read, by their name in the result; the others come on the meta device, with
@@ -165,6 +170,7 @@ def read_checkpoint(
 
     Raises:
         FileError: Missing, damaged, of another kind, unsafe, or without tensors.
+        UsageError: Of a kind whose optional package isn't installed.
     """
     path = Path(path)
     kind = sniff(path)

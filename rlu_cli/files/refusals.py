@@ -9,7 +9,7 @@ from rlu_cli.files.sniff import FileKind, read_head
 from rlu_cli.files.text import names, size
 
 RESAVE = "re-save the weights alone with torch.save(model.state_dict(), 'weights.pt')"
-_EXPECTED = "expected a checkpoint (safetensors, torch .pt/.pth/.bin, or .npz)"
+_EXPECTED = "expected a checkpoint (safetensors, torch .pt/.pth/.bin, .npz or OpenFL .pbuf)"
 _ADVICE = {
     FileKind.TORCHSCRIPT: f"it holds code besides the weights, which is never run here; {RESAVE}.",
     FileKind.TORCH_EXPORT: f"loading it could run code; {RESAVE}.",
@@ -22,6 +22,8 @@ _ADVICE = {
     FileKind.GGUF: "its tensors are quantised for inference; give the checkpoint it was made from.",
     FileKind.HDF5: "save the weights with np.savez(path, *model.get_weights()) instead.",
     FileKind.FOBS: "NVFlare's own format; load it with nvflare and save the weights with torch.save.",
+    FileKind.FLATBUFFER: "if it is MNN's (FedML writes such files for phones, under the name .pt too),"
+    " convert it with MNN's tools and save the weights with np.savez(path, *arrays).",
     FileKind.GZIP: "decompress it first (gunzip).",
     FileKind.ZIP: "no data.pkl and no .npy entries in it; if the checkpoint is inside, unzip it first.",
     FileKind.ZIP_DAMAGED: "its directory, which lies at the end of the file, is missing or damaged: the copy"
@@ -60,8 +62,6 @@ def describe_refusal(kind: FileKind, path: Path | str) -> str:
     if advice is None:
         hint = ""
         if path.suffix in {".pbuf", ".pb"}:
-            hint = " If it is OpenFL's, convert it with 'fx model save'."
-        if path.suffix == ".mnn":
-            hint = " If it is an MNN model, export the weights with np.savez."
+            hint = " It is not OpenFL's ModelProto; convert what wrote it with 'fx model save'."
         advice = f"its first bytes are {head.hex(' ')}; check that it is the right file and complete.{hint}"
     return f"{path}: {_EXPECTED}, found {article} {kind.value} of {length}; {advice}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import struct
 import zipfile
 from enum import Enum
 from pathlib import Path
@@ -26,6 +27,7 @@ class FileKind(Enum):
     TORCHSCRIPT = "TorchScript archive"
     TORCH_EXPORT = "torch.export archive (.pt2)"
     NPZ = "NumPy archive (.npz)"
+    OPENFL = "OpenFL model (.pbuf)"
     NPY = "single NumPy array (.npy)"
     PICKLE = "plain pickle"
     GIT_LFS_POINTER = "Git LFS pointer"
@@ -34,6 +36,7 @@ class FileKind(Enum):
     GGUF = "GGUF model"
     HDF5 = "HDF5 (Keras) model"
     FOBS = "NVFlare FOBS file"
+    FLATBUFFER = "FlatBuffers file, such as an MNN model"
     GZIP = "gzip file"
     ZIP = "zip archive of another kind"
     ZIP_DAMAGED = "damaged zip archive"
@@ -74,6 +77,55 @@ def _is_safetensors(head: bytes) -> bool:
     if len(head) < 9 or head[8:9] != b"{":
         return False
     return not all(32 <= byte < 127 or byte in b"\t\r\n" for byte in head[:8])
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    """A protocol-buffer number and where it ends; IndexError past the end."""
+    value = shift = 0
+    while True:
+        byte = data[at]
+        value |= (byte & 127) << shift
+        at, shift = at + 1, shift + 7
+        if byte < 128 or shift > 63:
+            return value, at
+
+
+def _is_openfl(head: bytes) -> bool:
+    """A ``ModelProto``: it begins with a tensor, and that with its name, each as field 1 of known length."""
+    try:
+        if head[0] != 0x0A:
+            return False
+        whole, at = _varint(head, 1)
+        if head[at] != 0x0A:
+            return False
+        length, start = _varint(head, at + 1)
+        name = head[start : start + length].decode("utf-8")
+    except (IndexError, UnicodeDecodeError):
+        return False
+    return 0 < length < min(whole, 1024) and len(name) > 0 and name.isprintable()
+
+
+def _is_flatbuffer(head: bytes) -> bool:
+    """An offset to a table, whose own offset leads to a list of its fields. MNN has no other mark."""
+    if len(head) < 16:
+        return False
+    (root,) = struct.unpack_from("<I", head)
+    if root % 2 or not 4 <= root <= len(head) - 4:
+        return False
+    (back,) = struct.unpack_from("<i", head, root)
+    table = root - back
+    if table % 2 or not 4 <= table <= len(head) - 4:
+        return False
+    fields, extent = struct.unpack_from("<HH", head, table)
+    offsets = [struct.unpack_from("<H", head, at)[0] for at in range(table + 4, table + fields, 2)][:64]
+    return (
+        4 < fields <= 512
+        and fields % 2 == 0
+        and table + fields <= len(head)
+        and 4 < extent <= 4096
+        and all(offset == 0 or 4 <= offset < extent for offset in offsets)
+        and any(offsets)
+    )
 
 
 def _zip_kind(path: Path) -> FileKind:
@@ -125,4 +177,8 @@ def sniff(path: Path | str) -> FileKind:
     text = head.removeprefix(b"\xef\xbb\xbf").lstrip()
     if text.startswith(b"{") and b'"weight_map"' in text:
         return FileKind.SAFETENSORS_INDEX
-    return FileKind.JSON if text.startswith((b"{", b"[")) else FileKind.UNKNOWN
+    if text.startswith((b"{", b"[")):
+        return FileKind.JSON
+    if _is_openfl(head):
+        return FileKind.OPENFL
+    return FileKind.FLATBUFFER if _is_flatbuffer(head) else FileKind.UNKNOWN
