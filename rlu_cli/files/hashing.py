@@ -13,16 +13,17 @@ from rlu_cli.files.text import one_line
 if TYPE_CHECKING:
     from torch import Tensor
 
-_CHUNK = 1024 * 1024
+_CHUNK = 256 * 1024
 
 
 def sha256_file(path: Path | str) -> str:
     """Hexadecimal SHA-256 of a file, read in pieces."""
     digest = hashlib.sha256()
     try:
-        with Path(path).open("rb") as handle:
-            while chunk := handle.read(_CHUNK):
-                digest.update(chunk)
+        with Path(path).open("rb", buffering=0) as handle:
+            buffer = memoryview(bytearray(_CHUNK))
+            while count := handle.readinto(buffer):
+                digest.update(buffer[:count])
     except OSError as error:
         raise FileError(
             f"{path}: can't be read ({one_line(error.strerror)}); check the path and permissions."
