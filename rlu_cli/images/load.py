@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     import torch
 
 CHUNK = 16
-"""Files per task: small, so that an interrupt is obeyed at once."""
+"""Files a thread takes at a time, and between two reports of progress."""
 
 MANY = 64
 """From this many files on, threads are worth starting."""
@@ -115,27 +116,24 @@ def decode_files(
     view = pixels.numpy()
     bad: dict[int, FileError] = {}
 
-    def decode(start: int) -> int:
-        stop = min(start + CHUNK, len(files))
-        for index in range(start, stop):
-            try:
-                image = decode_pixels(files[index], channels=channels, size=size, exif=exif)
-            except FileError as error:
-                if not skip_bad:
-                    raise
-                bad[index] = error
-                continue
-            if image.shape[:2] != (height, width):
-                raise MismatchError(
-                    f"expected images of one size, but {first} is {height}x{width} and {files[index]} is "
-                    f"{image.shape[0]}x{image.shape[1]} (height x width): pass --image-size with the size "
-                    "that the client trained on"
-                )
-            view[index] = image.transpose(2, 0, 1)
-        return stop
+    def decode(index: int) -> None:
+        try:
+            image = decode_pixels(files[index], channels=channels, size=size, exif=exif)
+        except FileError as error:
+            if not skip_bad:
+                raise
+            bad[index] = error
+            return
+        if image.shape[:2] != (height, width):
+            raise MismatchError(
+                f"expected images of one size, but {first} is {height}x{width} and {files[index]} is "
+                f"{image.shape[0]}x{image.shape[1]} (height x width): pass --image-size with the size "
+                "that the client trained on"
+            )
+        view[index] = image.transpose(2, 0, 1)
 
     with strict_pillow():
-        run_chunks(decode, len(files), workers, progress)
+        run_all(decode, len(files), workers, progress)
     images = ImageSet(pixels=pixels, labels=labels, names=names)
     return _without(images, files, bad) if bad else images
 
@@ -216,25 +214,35 @@ def allocate(shape: tuple[int, int, int, int]) -> torch.Tensor:
         ) from error
 
 
-def run_chunks(task: Callable[[int], int], total: int, workers: int, progress: Progress | None) -> None:
-    """Run `task` on every chunk's start, in order or in threads; it returns where the chunk ends.
+def run_all(task: Callable[[int], None], total: int, workers: int, progress: Progress | None) -> None:
+    """Run `task` on every index below `total`, in order or in threads.
 
-    The first failure in order is the one raised.
+    The first failure in order is the one raised. On Ctrl-C or failure only the tasks being run are waited
+    for, one a thread.
     """
+    stopping = threading.Event()
+
+    def chunk(start: int) -> int:
+        stop = min(start + CHUNK, total)
+        for index in range(start, stop):
+            if stopping.is_set():
+                break
+            task(index)
+        return stop
+
     starts = range(0, total, CHUNK)
     if workers == 0:
         workers = min(8, os.cpu_count() or 1) if total >= MANY else 1
     if workers <= 1:
-        for start in starts:
-            done = task(start)
+        for done in map(chunk, starts):
             if progress is not None:
                 progress(done, total)
         return
     executor = ThreadPoolExecutor(max_workers=workers, thread_name_prefix="rlu-decode")
     try:
-        for done in executor.map(task, starts):
+        for done in executor.map(chunk, starts):
             if progress is not None:
                 progress(done, total)
     finally:
-        # On failure or Ctrl-C: drop what has not started, wait only for the few chunks in flight.
+        stopping.set()
         executor.shutdown(wait=True, cancel_futures=True)

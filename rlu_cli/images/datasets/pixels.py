@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rlu_cli.errors import FileError, MismatchError, UsageError
-from rlu_cli.images.load import CHUNK, ImageSet, Progress, allocate, check_size, run_chunks
+from rlu_cli.images.load import ImageSet, Progress, allocate, check_size, run_all
 
 SPLITS = ("train", "test")
 
@@ -114,14 +114,11 @@ def to_size(
     resized = allocate((count, channels, *size))
     before, after = images.pixels.numpy(), resized.numpy()
 
-    def resize(start: int) -> int:
-        stop = min(start + CHUNK, count)
-        for index in range(start, stop):
-            pixels = before[index, 0] if channels == 1 else before[index].transpose(1, 2, 0)
-            image = Image.fromarray(np.ascontiguousarray(pixels))
-            image = image.resize((size[1], size[0]), Image.Resampling.BILINEAR)
-            after[index] = np.asarray(image).reshape(*size, channels).transpose(2, 0, 1)
-        return stop
+    def resize(index: int) -> None:
+        pixels = before[index, 0] if channels == 1 else before[index].transpose(1, 2, 0)
+        image = Image.fromarray(np.ascontiguousarray(pixels))
+        image = image.resize((size[1], size[0]), Image.Resampling.BILINEAR)
+        after[index] = np.asarray(image).reshape(*size, channels).transpose(2, 0, 1)
 
-    run_chunks(resize, count, workers, progress)
+    run_all(resize, count, workers, progress)
     return ImageSet(pixels=resized, labels=images.labels, names=images.names)
