@@ -51,8 +51,10 @@ def lenet_at_accuracy(images: ImageSet, target: float, *, seed: int, lr: float =
 
 
 def mean_sd(values: Iterable[float]) -> str:
-    """``0.987 ± 0.012``: mean and standard deviation over the values."""
+    """``0.987 ± 0.012``: mean and standard deviation over the values; the value alone where there is one."""
     array = np.array(list(values))
+    if len(array) == 1:
+        return f"{array[0]:.3f}"
     return f"{array.mean():.3f} ± {array.std(ddof=1):.3f}"
 
 

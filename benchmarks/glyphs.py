@@ -230,7 +230,7 @@ def write_folder(images: ImageSet, root: Path) -> None:
 def write_npz(images: ImageSet, path: Path) -> None:
     """The arrays images (M, H, W, 3), labels (M,) and class_names (N,)."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    np.savez_compressed(
+    np.savez(
         path,
         images=images.pixels.permute(0, 2, 3, 1).numpy(),
         labels=images.labels.numpy(),

@@ -1,0 +1,61 @@
+"""Small networks of the kinds that users bring: BatchNorm, GroupNorm, dropout, heads of several forms.
+
+rlu recover --arch benchmarks/networks.py:small_cnn:norm=group,head=conv,bias=false …
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+
+class SteadyDropout(nn.Dropout):
+    """Dropout that is on in eval mode too: what an auditor's pass would see with dropout left on."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.dropout(x, self.p, training=True)
+
+
+class GlobalMean(nn.Module):
+    """The mean over positions: (B, C, H, W) to (B, C)."""
+
+    def forward(self, maps: Tensor) -> Tensor:
+        return torch.mean(maps, dim=(2, 3))
+
+
+def small_cnn(
+    *,
+    num_classes: int = 62,
+    norm: str = "batch",
+    head: str = "linear",
+    bias: bool = True,
+    dropout: float = 0.0,
+    steady: bool = False,
+    width: int = 24,
+) -> nn.Module:
+    """Three strided convolutions with BatchNorm, GroupNorm or nothing, average pooling, an output layer.
+
+    head : ``linear``, or ``conv``: a 1x1 convolution before the pooling
+    dropout : probability, before the output layer
+    steady : whether dropout stays on in eval mode
+    """
+    layers: list[nn.Module] = []
+    channels = 3
+    for factor in (1, 2, 4):
+        layers += [nn.Conv2d(channels, factor * width, 3, stride=2, padding=1, bias=norm == "none")]
+        channels = factor * width
+        layers += _norm(norm, channels)
+        layers.append(nn.ReLU())
+    if dropout:
+        layers.append((SteadyDropout if steady else nn.Dropout)(dropout))
+    if head == "conv":
+        layers += [nn.Conv2d(channels, num_classes, 1, bias=bias), GlobalMean()]
+    else:
+        layers += [GlobalMean(), nn.Linear(channels, num_classes, bias=bias)]
+    return nn.Sequential(*layers)
+
+
+def _norm(kind: str, channels: int) -> list[nn.Module]:
+    if kind == "batch":
+        return [nn.BatchNorm2d(channels)]
+    return [nn.GroupNorm(8, channels)] if kind == "group" else []

@@ -1,0 +1,1 @@
+"""The tables and figures of the RLU paper (Chen & Vikalo, ICML 2024), measured again."""

@@ -1,0 +1,162 @@
+"""The paper's tables as Markdown, each from its own rounds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import groupby
+
+from benchmarks.common import markdown, mean_sd
+from benchmarks.paper import published
+from benchmarks.paper.settings import DATASETS, MODEL_NAMES, STEPS, Dataset, Plan
+from benchmarks.rounds import Bench, Round, Rows
+from rlu_cli.audit.archive_evaluation import UNIFORM
+from rlu_cli.core.methods import METHODS
+from rlu_cli.core.methods.table import capability_table
+
+ALPHAS = (0.05, 0.1, 0.5, 1.0, 5.0)
+FEDPROX = (0.5, 5.0)
+MOMENTUM = (0.1, 0.9)
+SCHEME_DATASETS = ("SVHN", "CIFAR-10", "CIFAR-100")
+
+Group = tuple[tuple[str, ...], Sequence[float] | None, Rows]
+"""A table's line: what it says first, what the paper prints for it, and the scores of its clients."""
+
+
+def table2(plan: Plan, bench: Bench) -> str:
+    """Untrained models: every network, data set and activation of the paper, one step and ten."""
+
+    def groups() -> Iterator[Group]:
+        for steps in STEPS:
+            for dataset in DATASETS.values():
+                size = plan.scale.size(dataset, dataset.model)
+                if steps > 1 and not size.several_steps:
+                    continue
+                for activation in dataset.activations[: size.activations]:
+                    rounds = plan.rounds(dataset, steps=steps, activation=activation)
+                    head = (MODEL_NAMES[dataset.model], plan.label(dataset), activation, str(steps))
+                    yield head, published.TABLE_2[dataset.name, activation, steps], bench.measure(rounds)
+
+    return _score_tables(("model", "data", "activation", "m"), list(groups()))
+
+
+def table3(plan: Plan, bench: Bench) -> str:
+    """Heterogeneity: α from 0.05 to 5, ten steps, untrained."""
+    dataset = DATASETS["CIFAR-10"]
+
+    def groups() -> Iterator[Group]:
+        for alpha in ALPHAS:
+            rounds = plan.rounds(dataset, steps=10, model=plan.model(dataset), alpha=alpha)
+            yield (str(alpha),), published.TABLE_3[alpha], bench.measure(rounds)
+
+    return f"{network_label(plan, dataset, plan.model(dataset))}.\n\n" + _score_tables(("α",), list(groups()))
+
+
+def table4(plan: Plan, bench: Bench) -> str:
+    """FedProx and SGD with momentum, ten steps, untrained. Every method is told the scheme."""
+
+    def groups() -> Iterator[Group]:
+        for name in SCHEME_DATASETS:
+            dataset = DATASETS[name]
+            for scheme, values in (("fedprox", FEDPROX), ("sgdm", MOMENTUM)):
+                for value in values:
+                    told = (
+                        {"scheme": scheme, "lambda_": value} if scheme == "fedprox" else {"momentum": value}
+                    )
+                    rounds = plan.rounds(dataset, steps=10, model=plan.model(dataset), lr=dataset.lr, **told)
+                    symbol = "FedProx λ" if scheme == "fedprox" else "SGDm γ"
+                    head = (f"{symbol} = {value}", network_label(plan, dataset, plan.model(dataset)))
+                    yield head, published.TABLE_4[scheme, value, name], bench.measure(rounds)
+
+    return _score_tables(("scheme", "model and data"), list(groups()))
+
+
+def table5(plan: Plan, bench: Bench) -> str:
+    """What each method can do, as the methods themselves declare."""
+    return capability_table(METHODS)
+
+
+TABLES: dict[str, Callable[[Plan, Bench], str]] = {
+    "table2": table2,
+    "table3": table3,
+    "table4": table4,
+    "table5": table5,
+}
+
+
+def network_label(plan: Plan, dataset: Dataset, model: str) -> str:
+    """The model and the data, and which model of the paper it takes the place of."""
+    instead = "" if model == dataset.model else f" (in place of {MODEL_NAMES[dataset.model]})"
+    return f"{MODEL_NAMES[model]}{instead}, {plan.label(dataset)}"
+
+
+def _score_tables(columns: tuple[str, ...], groups: list[Group]) -> str:
+    """iAcc and cAcc of all methods, the best in bold, then four methods beside the paper."""
+    sizes = ("B", "aux a class", "seeds", "clients")
+    methods = list(dict.fromkeys(row["method"] for _, _, rows in groups for row in rows))
+    parts = []
+    for score in ("iAcc", "cAcc"):
+        lines = [(*head, *_sizes(rows), *_scores(rows, methods, score)) for head, _, rows in groups]
+        names = [method if method != UNIFORM else "uniform guess" for method in methods]
+        parts.append(f"{score}, mean ± standard deviation over clients:\n")
+        parts.append(markdown((*columns, *sizes, *names), lines))
+    parts.append("iAcc here, and in brackets what the paper prints for its own data and settings:\n")
+    lines = [
+        (
+            *head,
+            *(
+                f"{_mean(rows, m):.3f} ({paper:.3f})"
+                for m, paper in zip(published.METHODS, printed, strict=True)
+            ),
+        )
+        for head, printed, rows in groups
+        if printed
+    ]
+    parts.append(markdown((*columns, *published.METHODS), lines))
+    behind = list(_behind(groups, methods))
+    parts.append("Where another method is ahead of `rlu` in mean iAcc:\n")
+    parts.append("".join(f"- {line}\n" for line in behind) or "- nowhere in this table\n")
+    return "\n".join(parts)
+
+
+def _sizes(rows: Rows) -> tuple[str, ...]:
+    rounds: list[Round] = [row["round"] for row in rows]
+    first = rounds[0]
+    seeds = len({round_.seed for round_ in rounds})
+    clients = len({(row["round"].seed, row["client"]) for row in rows})
+    return str(first.training.batch_size), str(first.options.aux_per_class), str(seeds), str(clients)
+
+
+def _scores(rows: Rows, methods: Sequence[str], score: str) -> list[str]:
+    means = {method: _mean(rows, method, score) for method in methods}
+    best = max(round(mean, 3) for mean in means.values())
+    texts = []
+    for method in methods:
+        text = mean_sd(row[score] for row in rows if row["method"] == method)
+        texts.append(f"**{text}**" if round(means[method], 3) == best else text)
+    return texts
+
+
+def _mean(rows: Rows, method: str, score: str = "iAcc") -> float:
+    values = [row[score] for row in rows if row["method"] == method]
+    return sum(values) / len(values)
+
+
+def _behind(groups: list[Group], methods: Sequence[str]) -> Iterator[str]:
+    for head, _, rows in groups:
+        ours = round(_mean(rows, "rlu"), 3)
+        ahead = {m: round(_mean(rows, m), 3) for m in methods if round(_mean(rows, m), 3) > ours}
+        if ahead:
+            named = ", ".join(f"{method} {mean:.3f}" for method, mean in ahead.items())
+            yield f"{', '.join(head)}: rlu {ours:.3f}, {named}"
+
+
+def training_accuracy(rows: Rows) -> float:
+    """Of the global model, on held-out images, averaged over the rounds."""
+    by_seed = {row["round"].seed: row["model_accuracy"] for row in rows}
+    return sum(by_seed.values()) / len(by_seed)
+
+
+def by_round(rows: Rows, key: Callable[[Round], float]) -> list[tuple[float, Rows]]:
+    """Rows grouped by a value of their round, ascending."""
+    ordered = sorted(rows, key=lambda row: key(row["round"]))
+    return [(value, list(group)) for value, group in groupby(ordered, key=lambda row: key(row["round"]))]

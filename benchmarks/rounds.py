@@ -1,0 +1,229 @@
+"""Simulated rounds with known labels, recovered as `rlu evaluate --archive` does, and kept as NDJSON.
+
+A `Round` says all that shapes one federation round and how its clients are recovered. `measure` plays it into
+a temporary archive and scores every client; `Results` keeps one line a round, so a run that was stopped goes
+on with the rounds that are missing.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rlu_cli.audit.archive_evaluation import evaluate_archive
+from rlu_cli.audit.options import ModelOptions, RunOptions, SimulationOptions, StepOptions
+from rlu_cli.core.types import LocalTraining
+from rlu_cli.images import ImageSet, parse_normalization
+from rlu_cli.models import build_model
+from rlu_cli.simulation.client import local_training, step_indices
+from rlu_cli.simulation.data import FederatedData
+from rlu_cli.simulation.run import Simulator, complete_spec
+from rlu_cli.simulation.settings import Simulation
+from rlu_cli.simulation.vectors import snapshot
+
+State = Mapping[str, Tensor]
+Rows = list[dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Pretraining:
+    """How the global model came to be: central SGD on all that the clients hold, none for a fresh model.
+
+    steps : of ``batch_size`` images, at rate ``lr`` with momentum 0.9
+    """
+
+    steps: int = 0
+    batch_size: int = 64
+    lr: float = 0.05
+
+
+@dataclass(frozen=True)
+class Round:
+    """One round of a federation, and how its clients are recovered.
+
+    data : name of the images, with what shapes them
+    audited : the architecture that the auditor is told, where it isn't the clients'
+    audit_aux : images of each class that the auditor has, where it isn't all that are set aside
+    """
+
+    data: str
+    arch: str
+    normalize: str
+    seed: int
+    training: StepOptions
+    options: SimulationOptions
+    pretraining: Pretraining = field(default_factory=Pretraining)
+    batch_norm: str = "batch"
+    audited: str | None = None
+    audit_aux: int | None = None
+    methods: tuple[str, ...] = ("rlu",)
+
+    def document(self) -> dict[str, Any]:
+        """All values, without those that say nothing."""
+        return _without_none(asdict(self))
+
+
+class Results:
+    """An NDJSON file of measured rounds: ``{"round": {…}, "seconds": …, "results": [{…}, …]}``.
+
+    A result is one method on one client.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._lines: dict[str, dict[str, Any]] = {}
+        if path.exists():
+            for text in path.read_text(encoding="utf-8").splitlines():
+                try:
+                    line = json.loads(text)
+                except ValueError:  # a run that was killed while it wrote
+                    continue
+                self._lines[_key(line["round"])] = line
+
+    def rows(self, round_: Round | Mapping[str, Any]) -> Rows | None:
+        """What was measured of a round, None where it was not."""
+        document = round_.document() if isinstance(round_, Round) else round_
+        line = self._lines.get(_key(document))
+        return None if line is None else line["results"]
+
+    def add(self, document: Mapping[str, Any], rows: Rows, seconds: float) -> None:
+        """Append a round."""
+        line = {"round": document, "seconds": round(seconds, 1), "results": rows}
+        self._lines[_key(document)] = line
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        whole = not self.path.exists() or self.path.read_bytes().endswith(b"\n")
+        with self.path.open("a", encoding="utf-8") as handle:
+            handle.write(("" if whole else "\n") + json.dumps(line, allow_nan=False) + "\n")
+
+
+class Bench:
+    """Measures rounds, each once; trains each global model once.
+
+    images : called with a round's ``data`` name
+    """
+
+    def __init__(self, results: Results, images: Any, *, device: str = "auto", log: Any = None) -> None:
+        self.results, self.images, self.device = results, images, device
+        self.log = log or (lambda text: None)
+        self._starts: dict[str, State | None] = {}
+
+    def measure(self, rounds: Iterable[Round]) -> Rows:
+        """The scores of all clients of all rounds, old and new, each row with its round's values."""
+        found: Rows = []
+        for round_ in rounds:
+            rows = self.results.rows(round_)
+            if rows is None:
+                started = perf_counter()
+                rows = self._play(round_)
+                seconds = perf_counter() - started
+                self.results.add(round_.document(), rows, seconds)
+                self.log(f"{seconds:6.0f} s  {summary(round_, rows)}")
+            found += [{**row, "round": round_} for row in rows]
+        return found
+
+    def start(self, round_: Round) -> State | None:
+        """The global model's weights, None for a fresh one."""
+        if not round_.pretraining.steps:
+            return None
+        aux = round_.options.aux_per_class
+        key = repr((round_.data, round_.arch, round_.normalize, round_.seed, aux, round_.pretraining))
+        if key not in self._starts:
+            self._starts.clear()  # of large models, one at a time
+            self._starts[key] = pretrained(round_, self.images(round_.data), self.device)
+        return self._starts[key]
+
+    def _play(self, round_: Round) -> Rows:
+        images = self.images(round_.data)
+        simulation = Simulation(
+            round_.data, round_.arch, round_.normalize, round_.seed, round_.training, round_.options
+        )
+        with tempfile.TemporaryDirectory(prefix="rlu-benchmark-") as folder:
+            root = Path(folder) / "archive"
+            start = self.start(round_)
+            simulator = Simulator(
+                simulation, images, root, start=start, allow_user_code=True, device=self.device
+            )
+            for _ in simulator.run():
+                pass
+            arch = round_.audited or (round_.arch if ".py:" in round_.arch else None)
+            aux = None if round_.audit_aux is None else _fewer(root, round_.audit_aux)
+            pairs = evaluate_archive(
+                root,
+                round_.methods,
+                aux=aux,
+                model=ModelOptions(arch=arch, batch_norm=round_.batch_norm),  # type: ignore[arg-type]
+                run=RunOptions(device=self.device),
+                rounds=[round_.options.rounds],
+            )
+            return [
+                {
+                    "client": pair.client,
+                    "method": pair.method,
+                    "model_accuracy": pair.accuracy,
+                    "cAcc": pair.scores.c_acc,
+                    "iAcc": pair.scores.i_acc,
+                    "exact_counts": pair.scores.exact_counts,
+                    "total_variation": pair.scores.total_variation,
+                    "warnings": list(pair.warnings),
+                }
+                for pair in pairs
+            ]
+
+
+def pretrained(round_: Round, images: ImageSet, device: str = "cpu") -> State:
+    """A global model trained centrally on what the clients of this round hold, never on auxiliary images."""
+    place = torch.device(
+        "cuda" if device == "auto" and torch.cuda.is_available() else device.replace("auto", "cpu")
+    )
+    normalization = parse_normalization(round_.normalize)
+    data = FederatedData(images, normalization, round_.options, seed=round_.seed, device=place)
+    with torch.random.fork_rng():
+        torch.manual_seed(round_.seed)
+        model = build_model(complete_spec(round_.arch, data), allow_user_code=True).to(place)
+        plan = round_.pretraining
+        rng = np.random.default_rng(round_.seed)
+        rows = step_indices(np.concatenate(data.shares), plan.steps, plan.batch_size, rng=rng)
+        training = LocalTraining(plan.steps, plan.batch_size, plan.lr, momentum=0.9)
+        local_training(model, (data.batch(batch) for batch in rows), training)
+    return snapshot(model)
+
+
+def summary(round_: Round, rows: Sequence[Mapping[str, Any]]) -> str:
+    """One line on a round: what it was, and the mean iAcc of its methods."""
+    t = round_.training
+    scores: dict[str, list[float]] = {}
+    for row in rows:
+        scores.setdefault(row["method"], []).append(row["iAcc"])
+    means = ", ".join(f"{method} {np.mean(values):.3f}" for method, values in scores.items())
+    what = f"{round_.data} {round_.arch} m={t.steps} B={t.batch_size} seed {round_.seed} {round_.batch_norm}"
+    return f"{what} at {rows[0]['model_accuracy']:.0%}: {means}"
+
+
+def _fewer(root: Path, per_class: int) -> Path:
+    """A copy of the archive's auxiliary images with the first ``per_class`` of each class."""
+    smaller = root.parent / "aux"
+    for folder in sorted((root / "aux").iterdir()):
+        (smaller / folder.name).mkdir(parents=True)
+        for file in sorted(folder.iterdir())[:per_class]:
+            shutil.copy(file, smaller / folder.name)
+    return smaller
+
+
+def _key(document: Mapping[str, Any]) -> str:
+    return json.dumps(document, sort_keys=True)
+
+
+def _without_none(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_none(item) for key, item in value.items() if item is not None}
+    return list(value) if isinstance(value, tuple) else value
