@@ -8,20 +8,19 @@ on with the rounds that are missing.
 from __future__ import annotations
 
 import json
-import shutil
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from rlu_cli.audit.archive_evaluation import evaluate_archive
-from rlu_cli.audit.options import ModelOptions, RunOptions, SimulationOptions, StepOptions
+from rlu_cli.audit.options import AuxOptions, ModelOptions, RunOptions, SimulationOptions, StepOptions
 from rlu_cli.core.types import LocalTraining
 from rlu_cli.images import ImageSet, parse_normalization
 from rlu_cli.models import build_model
@@ -52,6 +51,7 @@ class Round:
     """One round of a federation, and how its clients are recovered.
 
     data : name of the images, with what shapes them
+    batch_norm : as on the command line
     audited : the architecture that the auditor is told, where it isn't the clients'
     audit_aux : images of each class that the auditor has, where it isn't all that are set aside
     """
@@ -63,10 +63,14 @@ class Round:
     training: StepOptions
     options: SimulationOptions
     pretraining: Pretraining = field(default_factory=Pretraining)
-    batch_norm: str = "batch"
+    batch_norm: Literal["batch", "running"] | None = None
     audited: str | None = None
     audit_aux: int | None = None
     methods: tuple[str, ...] = ("rlu",)
+
+    def simulated(self) -> Round:
+        """The round without how it is recovered."""
+        return replace(self, batch_norm=None, audited=None, audit_aux=None, methods=())
 
     def document(self) -> dict[str, Any]:
         """All values, without those that say nothing."""
@@ -118,18 +122,18 @@ class Bench:
         self._starts: dict[str, State | None] = {}
 
     def measure(self, rounds: Iterable[Round]) -> Rows:
-        """The scores of all clients of all rounds, old and new, each row with its round's values."""
-        found: Rows = []
-        for round_ in rounds:
-            rows = self.results.rows(round_)
-            if rows is None:
-                started = perf_counter()
-                rows = self._play(round_)
-                seconds = perf_counter() - started
-                self.results.add(round_.document(), rows, seconds)
-                self.log(f"{seconds:6.0f} s  {summary(round_, rows)}")
-            found += [{**row, "round": round_} for row in rows]
-        return found
+        """The scores of all clients of all rounds, old and new, each row with its round.
+
+        Rounds that differ only in how they are recovered share one simulation.
+        """
+        wanted = list(rounds)
+        missing: dict[Round, list[Round]] = {}
+        for round_ in wanted:
+            if self.results.rows(round_) is None:
+                missing.setdefault(round_.simulated(), []).append(round_)
+        for alike in missing.values():
+            self._play(alike)
+        return [{**row, "round": round_} for round_ in wanted for row in self.results.rows(round_) or []]
 
     def start(self, round_: Round) -> State | None:
         """The global model's weights, None for a fresh one."""
@@ -142,42 +146,55 @@ class Bench:
             self._starts[key] = pretrained(round_, self.images(round_.data), self.device)
         return self._starts[key]
 
-    def _play(self, round_: Round) -> Rows:
-        images = self.images(round_.data)
+    def _play(self, rounds: Sequence[Round]) -> None:
+        """Simulate once, recover as each of ``rounds`` says, and keep the scores."""
+        first = rounds[0]
         simulation = Simulation(
-            round_.data, round_.arch, round_.normalize, round_.seed, round_.training, round_.options
+            first.data, first.arch, first.normalize, first.seed, first.training, first.options
         )
         with tempfile.TemporaryDirectory(prefix="rlu-benchmark-") as folder:
             root = Path(folder) / "archive"
-            start = self.start(round_)
+            started = perf_counter()
             simulator = Simulator(
-                simulation, images, root, start=start, allow_user_code=True, device=self.device
+                simulation,
+                self.images(first.data),
+                root,
+                start=self.start(first),
+                allow_user_code=True,
+                device=self.device,
             )
             for _ in simulator.run():
                 pass
-            arch = round_.audited or (round_.arch if ".py:" in round_.arch else None)
-            aux = None if round_.audit_aux is None else _fewer(root, round_.audit_aux)
-            pairs = evaluate_archive(
-                root,
-                round_.methods,
-                aux=aux,
-                model=ModelOptions(arch=arch, batch_norm=round_.batch_norm),  # type: ignore[arg-type]
-                run=RunOptions(device=self.device),
-                rounds=[round_.options.rounds],
-            )
-            return [
-                {
-                    "client": pair.client,
-                    "method": pair.method,
-                    "model_accuracy": pair.accuracy,
-                    "cAcc": pair.scores.c_acc,
-                    "iAcc": pair.scores.i_acc,
-                    "exact_counts": pair.scores.exact_counts,
-                    "total_variation": pair.scores.total_variation,
-                    "warnings": list(pair.warnings),
-                }
-                for pair in pairs
-            ]
+            for round_ in rounds:
+                rows = self._recover(round_, root)
+                seconds = perf_counter() - started
+                self.results.add(round_.document(), rows, seconds)
+                self.log(f"{seconds:6.0f} s  {summary(round_, rows)}")
+                started = perf_counter()
+
+    def _recover(self, round_: Round, root: Path) -> Rows:
+        arch = round_.audited or (round_.arch if ".py:" in round_.arch else None)
+        pairs = evaluate_archive(
+            root,
+            round_.methods,
+            aux_options=AuxOptions(aux_per_class=round_.audit_aux),
+            model=ModelOptions(arch=arch, batch_norm=round_.batch_norm),
+            run=RunOptions(device=self.device),
+            rounds=[round_.options.rounds],
+        )
+        return [
+            {
+                "client": pair.client,
+                "method": pair.method,
+                "model_accuracy": pair.accuracy,
+                "cAcc": pair.scores.c_acc,
+                "iAcc": pair.scores.i_acc,
+                "exact_counts": pair.scores.exact_counts,
+                "total_variation": pair.scores.total_variation,
+                "warnings": list(pair.warnings),
+            }
+            for pair in pairs
+        ]
 
 
 def pretrained(round_: Round, images: ImageSet, device: str = "cpu") -> State:
@@ -205,18 +222,9 @@ def summary(round_: Round, rows: Sequence[Mapping[str, Any]]) -> str:
     for row in rows:
         scores.setdefault(row["method"], []).append(row["iAcc"])
     means = ", ".join(f"{method} {np.mean(values):.3f}" for method, values in scores.items())
-    what = f"{round_.data} {round_.arch} m={t.steps} B={t.batch_size} seed {round_.seed} {round_.batch_norm}"
-    return f"{what} at {rows[0]['model_accuracy']:.0%}: {means}"
-
-
-def _fewer(root: Path, per_class: int) -> Path:
-    """A copy of the archive's auxiliary images with the first ``per_class`` of each class."""
-    smaller = root.parent / "aux"
-    for folder in sorted((root / "aux").iterdir()):
-        (smaller / folder.name).mkdir(parents=True)
-        for file in sorted(folder.iterdir())[:per_class]:
-            shutil.copy(file, smaller / folder.name)
-    return smaller
+    what = f"{round_.data} {round_.arch} m={t.steps} B={t.batch_size} seed {round_.seed}"
+    how = round_.batch_norm or "default"
+    return f"{what} {how} at {rows[0]['model_accuracy']:.0%}: {means}"
 
 
 def _key(document: Mapping[str, Any]) -> str:

@@ -14,6 +14,7 @@ run that was stopped goes on where it was.
 from __future__ import annotations
 
 import argparse
+import inspect
 import os
 import sys
 from collections.abc import Sequence
@@ -64,7 +65,7 @@ def run(names: Sequence[str], plan: Plan, *, folder: Path, device: str = "auto",
         bench = Bench(Results(folder / f"{name}.ndjson"), images, device=device, log=_say)
         maker = TABLES.get(name)
         text = maker(plan, bench) if maker else FIGURES[name](plan, bench, folder)
-        doc = ((maker or FIGURES[name]).__doc__ or "").strip()
+        doc = inspect.cleandoc((maker or FIGURES[name]).__doc__ or "")
         header = f"# {name}\n\n{doc}\n\n`{command}`; {machine()}.\n\n"
         unfinished = folder / f".{name}.md"
         unfinished.write_text(header + text, encoding="utf-8")

@@ -41,7 +41,8 @@ def progress(plan: Plan, bench: Bench, folder: Path) -> str:
     """iAcc of every method as the global model gets better; ten steps."""
     parts = []
     chosen = [
-        DATASETS[name] for name in (("SVHN",) if plan.scale.swapped else ("SVHN", "CIFAR-10", "CIFAR-100"))
+        DATASETS[name]
+        for name in (("SVHN",) if "progress" in plan.scale.swapped else ("SVHN", "CIFAR-10", "CIFAR-100"))
     ]
     figure, axes = _figure(len(chosen))
     for dataset, axis in zip(chosen, axes, strict=True):
@@ -76,11 +77,11 @@ def progress(plan: Plan, bench: Bench, folder: Path) -> str:
 
 def aux_size(plan: Plan, bench: Bench, folder: Path) -> str:
     """iAcc of rlu with 5, 10, 50 and 100 auxiliary images a class, on the same clients; ten steps."""
-    names = ("SVHN", "CIFAR-100") if plan.scale.swapped else tuple(DATASETS)
+    names = ("SVHN", "CIFAR-100") if "progress" in plan.scale.swapped else tuple(DATASETS)
     lines, curves = [], {}
     for name in names:
         dataset = DATASETS[name]
-        model = plan.model(dataset)
+        model = plan.model(dataset, "aux-size")
         for pretraining in (0, plan.scale.stages[-2]):
             by_size: dict[int, Rows] = {}
             most = 0
@@ -131,7 +132,9 @@ def logits(plan: Plan, bench: Bench, folder: Path) -> str:
     variance; the last column is the total variation between the erroneous confidence of the Gaussian and
     the mean softmax itself, averaged over classes.
     """
-    chosen = [DATASETS[name] for name in (("SVHN",) if plan.scale.swapped else ("SVHN", "CIFAR-10"))]
+    chosen = [
+        DATASETS[name] for name in (("SVHN",) if "progress" in plan.scale.swapped else ("SVHN", "CIFAR-10"))
+    ]
     lines = []
     for dataset in chosen:
         figure, grid = _grid(len(LOGIT_STAGES), len(SHOWN_LOGITS))

@@ -16,6 +16,9 @@ from rlu_cli.core.methods.table import capability_table
 ALPHAS = (0.05, 0.1, 0.5, 1.0, 5.0)
 FEDPROX = (0.5, 5.0)
 MOMENTUM = (0.1, 0.9)
+NEGATIVE = ("tanh", "selu")
+"""Activations whose sum over a layer can be negative, which a network shows that ends in one: LeNet-5."""
+
 SCHEME_DATASETS = ("SVHN", "CIFAR-10", "CIFAR-100")
 
 Group = tuple[tuple[str, ...], Sequence[float] | None, Rows]
@@ -35,6 +38,16 @@ def table2(plan: Plan, bench: Bench) -> str:
                     rounds = plan.rounds(dataset, steps=steps, activation=activation)
                     head = (MODEL_NAMES[dataset.model], plan.label(dataset), activation, str(steps))
                     yield head, published.TABLE_2[dataset.name, activation, steps], bench.measure(rounds)
+            for activation in NEGATIVE:
+                dataset = DATASETS["CIFAR-100"]
+                rounds = plan.rounds(dataset, steps=steps, model="lenet5", activation=activation)
+                head = (
+                    f"{MODEL_NAMES['lenet5']} (not in the paper)",
+                    plan.label(dataset),
+                    activation,
+                    str(steps),
+                )
+                yield head, None, bench.measure(rounds)
 
     return _score_tables(("model", "data", "activation", "m"), list(groups()))
 
@@ -42,13 +55,14 @@ def table2(plan: Plan, bench: Bench) -> str:
 def table3(plan: Plan, bench: Bench) -> str:
     """Heterogeneity: α from 0.05 to 5, ten steps, untrained."""
     dataset = DATASETS["CIFAR-10"]
+    model = plan.model(dataset, "table3")
 
     def groups() -> Iterator[Group]:
         for alpha in ALPHAS:
-            rounds = plan.rounds(dataset, steps=10, model=plan.model(dataset), alpha=alpha)
+            rounds = plan.rounds(dataset, steps=10, model=model, alpha=alpha)
             yield (str(alpha),), published.TABLE_3[alpha], bench.measure(rounds)
 
-    return f"{network_label(plan, dataset, plan.model(dataset))}.\n\n" + _score_tables(("α",), list(groups()))
+    return f"{network_label(plan, dataset, model)}.\n\n" + _score_tables(("α",), list(groups()))
 
 
 def table4(plan: Plan, bench: Bench) -> str:
@@ -57,14 +71,14 @@ def table4(plan: Plan, bench: Bench) -> str:
     def groups() -> Iterator[Group]:
         for name in SCHEME_DATASETS:
             dataset = DATASETS[name]
-            for scheme, values in (("fedprox", FEDPROX), ("sgdm", MOMENTUM)):
+            model = plan.model(dataset, "table4")
+            for scheme, symbol, values in (("fedprox", "FedProx λ", FEDPROX), ("sgdm", "SGDm γ", MOMENTUM)):
                 for value in values:
                     told = (
                         {"scheme": scheme, "lambda_": value} if scheme == "fedprox" else {"momentum": value}
                     )
-                    rounds = plan.rounds(dataset, steps=10, model=plan.model(dataset), lr=dataset.lr, **told)
-                    symbol = "FedProx λ" if scheme == "fedprox" else "SGDm γ"
-                    head = (f"{symbol} = {value}", network_label(plan, dataset, plan.model(dataset)))
+                    rounds = plan.rounds(dataset, steps=10, model=model, lr=dataset.lr, **told)
+                    head = (f"{symbol} = {value}", network_label(plan, dataset, model))
                     yield head, published.TABLE_4[scheme, value, name], bench.measure(rounds)
 
     return _score_tables(("scheme", "model and data"), list(groups()))

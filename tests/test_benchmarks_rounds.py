@@ -1,0 +1,156 @@
+"""The benchmarks' own machinery: rounds measured once, tables that name their data."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from benchmarks.data import images
+from benchmarks.paper.__main__ import main, run
+from benchmarks.paper.figures import FIGURES
+from benchmarks.paper.settings import DATASETS, SCALES, Plan
+from benchmarks.paper.tables import TABLES
+from benchmarks.rounds import Bench, Pretraining, Results, Round, Rows
+from rlu_cli.audit.options import SimulationOptions, StepOptions
+
+pytest.importorskip("sklearn")
+pytest.importorskip("matplotlib")
+
+TINY = Round(
+    data="digits",
+    arch="lenet5:activation=tanh",
+    normalize="half",
+    seed=0,
+    training=StepOptions(lr="0.05", batch_size=16, steps=2),
+    options=SimulationOptions(rounds=1, clients=4, participation=0.5, aux_per_class=8),
+    methods=("rlu", "ebi"),
+)
+
+
+def test_a_round_is_measured_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "rounds.ndjson"
+    wanted = [TINY, replace(TINY, audit_aux=4), replace(TINY, pretraining=Pretraining(3, 16))]
+    rows = Bench(Results(path), images, device="cpu").measure(wanted)
+    # two clients, by two methods and the uniform guess
+    assert len(rows) == 3 * 2 * 3
+    assert {row["method"] for row in rows} == {"rlu", "ebi", "(uniform)"}
+    assert all(0 <= row["iAcc"] <= 1 for row in rows)
+    lines = path.read_text().splitlines()
+    assert len(lines) == 3
+
+    path.write_text("\n".join(lines[:2]) + "\n" + lines[2][:100])  # killed while it wrote the third
+    played: list[Round] = []
+    again = Bench(Results(path), images, device="cpu")
+    play = Bench._play
+
+    def watched(self: Bench, alike: list[Round]) -> None:
+        played.extend(alike)
+        play(self, alike)
+
+    monkeypatch.setattr(Bench, "_play", watched)
+    assert again.measure(wanted) == rows
+    assert played == [wanted[2]]
+    assert [json.loads(line) for line in path.read_text().splitlines() if line not in lines[2][:100]]
+    assert Bench(Results(path), images).measure(wanted) == rows
+    assert len(played) == 1
+
+
+def test_rounds_alike_share_a_simulation(tmp_path: Path) -> None:
+    bench = Bench(Results(tmp_path / "rounds.ndjson"), images, device="cpu")
+    rows = bench.measure([TINY, replace(TINY, methods=("rlu",))])
+    first = [row["iAcc"] for row in rows if row["round"] == TINY and row["method"] == "rlu"]
+    second = [row["iAcc"] for row in rows if row["round"] != TINY and row["method"] == "rlu"]
+    assert first == second
+
+
+class Pretended(Bench):
+    """Gives every method a score without playing: what tables make of it is what is tested."""
+
+    def __init__(self, tmp_path: Path) -> None:
+        super().__init__(Results(tmp_path / "none.ndjson"), images)
+        self.asked: list[Round] = []
+
+    def measure(self, rounds: Iterable[Round]) -> Rows:
+        rows: Rows = []
+        for round_ in rounds:
+            self.asked.append(round_)
+            for place, method in enumerate([*round_.methods, "(uniform)"]):
+                score = 0.5 if method == "rlu" else 0.6 if method == "llbg" else 0.01 * place
+                values: dict[str, Any] = {"iAcc": score, "cAcc": score, "model_accuracy": 0.25}
+                rows.append({"client": "client_0000", "method": method, "round": round_, **values})
+        return rows
+
+
+@pytest.mark.parametrize("name", ["table2", "table3", "table4"])
+@pytest.mark.parametrize("scale", SCALES)
+def test_tables_name_their_data_and_who_is_ahead(name: str, scale: str, tmp_path: Path) -> None:
+    bench = Pretended(tmp_path)
+    text = TABLES[name](Plan(SCALES[scale], {}), bench)
+    assert "Fashion-MNIST (stands in for" in text
+    assert "rlu 0.500, llbg 0.600" in text
+    assert "**0.600" in text
+    assert {round_.data for round_ in bench.asked} <= {dataset.stand_in for dataset in DATASETS.values()}
+    official = Plan(SCALES[scale], dict.fromkeys(DATASETS, "/data"))
+    bench.asked.clear()
+    assert "stands in" not in TABLES[name](official, bench)
+    assert {round_.data for round_ in bench.asked} == {"/data"}
+    assert {round_.normalize for round_ in bench.asked} <= {
+        dataset.normalize for dataset in DATASETS.values()
+    }
+
+
+def test_full_scale_has_the_papers_settings(tmp_path: Path) -> None:
+    bench = Pretended(tmp_path)
+    TABLES["table2"](Plan(SCALES["full"], {}), bench)
+    asked = {
+        (r.arch, r.training.batch_size, r.training.lr, r.training.steps, r.options.alpha)
+        for r in bench.asked
+        if r.options.aux_per_class == 100 and r.options.clients == 10 and r.options.participation == 1
+    }
+    for steps in (1, 10):
+        assert ("lenet5:activation=tanh", 32, "0.01", steps, 0.5) in asked
+        assert ("vgg16:activation=elu", 64, "0.01", steps, 0.5) in asked
+        assert ("vgg16:activation=selu", 256, "0.01", steps, 0.1) in asked
+        assert ("resnet50:activation=silu", 256, "0.01", steps, 0.1) in asked
+
+
+@pytest.mark.parametrize("name", ["progress", "aux-size"])
+def test_curves_are_drawn(name: str, tmp_path: Path) -> None:
+    text = FIGURES[name](Plan(SCALES["cpu"], {}), Pretended(tmp_path), tmp_path)
+    assert "Fashion-MNIST (stands in for SVHN)" in text
+    assert [path.suffix for path in tmp_path.iterdir()] == [".png"]
+
+
+def test_partitions_and_capabilities_are_written(tmp_path: Path) -> None:
+    noise = np.random.default_rng(0).integers(0, 256, (800, 8, 8, 3), dtype=np.uint8)
+    np.savez(tmp_path / "noise.npz", images=noise, labels=np.arange(800) % 10)
+    plan = Plan(SCALES["quick"], dict.fromkeys(("CIFAR-10", "CIFAR-100"), str(tmp_path / "noise.npz")))
+    folder = tmp_path / "results"
+    run(["partitions", "table5"], plan, folder=folder, command="python -m benchmarks.paper …")
+    assert {path.name for path in folder.iterdir()} == {
+        "partitions.md",
+        "partitions_cifar10.png",
+        "partitions_cifar100.png",
+        "table5.md",
+    }
+    assert "| `rlu` | yes |" in (folder / "table5.md").read_text()
+    assert "python -m benchmarks.paper" in (folder / "partitions.md").read_text()
+
+
+def test_an_unknown_data_set_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["table5", "--data", "MNIST=x"])
+    assert "SVHN, CIFAR-10, CIFAR-100, Tiny-ImageNet" in capsys.readouterr().err
+
+
+def test_other_benchmarks_import() -> None:
+    from benchmarks import batch_norm, common, networks
+
+    assert batch_norm.SMALL_NETWORKS and networks.small_cnn(norm="group")
+    assert common.mean_sd([0.5]) == "0.500"
