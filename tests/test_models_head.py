@@ -193,6 +193,14 @@ def test_ordinary_logits_get_no_softmax_hint() -> None:
     assert "probabilities" not in str(caught.value)
 
 
+def test_layers_that_head_could_name_are_listed() -> None:
+    torch.manual_seed(0)
+    with pytest.raises(MismatchError, match=r"one of those with 4 outputs: fc, aux\.$"):
+        find_head(Wrapped(lambda logits, aux: logits + aux), IMAGES)
+    with pytest.raises(MismatchError, match=r"No such layer has 8 outputs"):
+        find_head(Wrapped(lambda logits, aux: torch.cat([logits, aux], 1)), IMAGES)
+
+
 def test_no_linear_layer_at_all() -> None:
     with pytest.raises(MismatchError, match="calls no such layer"):
         find_head(nn.Sequential(nn.Conv2d(3, 4, 3), *pool()), IMAGES)

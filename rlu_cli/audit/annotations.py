@@ -18,19 +18,22 @@ _WHERE = {
     "local": "the local checkpoint's metadata",
     "global": "the global checkpoint's metadata",
     "sidecar": "round.json",
+    "config": "config.json",
 }
 
 
 @dataclass
 class Annotations:
-    """The three places that may say what the command line leaves open.
+    """The places that may say what the command line leaves open.
 
-    sources : filled by `get`, name → flag, local, global or sidecar
+    config : what timm's or transformers' ``config.json`` says
+    sources : filled by `get`, name → flag, local, global, sidecar or config
     """
 
     local: Mapping[str, str] = field(default_factory=dict)
     reference: Mapping[str, str] = field(default_factory=dict)
     sidecar: Mapping[str, str] = field(default_factory=dict)
+    config: Mapping[str, str] = field(default_factory=dict)
     sources: dict[str, str] = field(default_factory=dict)
 
     def get(self, name: str, flag: object, parse: Callable[[str], T]) -> T | None:
@@ -41,7 +44,7 @@ class Annotations:
         MismatchError
             The value can't be parsed; the message says where it stands.
         """
-        value, source = first_of(name, flag, self.local, self.reference, self.sidecar)
+        value, source = first_of(name, flag, self.local, self.reference, self.sidecar, self.config)
         if source is None:
             return None
         self.sources[name] = source

@@ -41,6 +41,7 @@ from rlu_cli.errors import MismatchError, UsageError
 from rlu_cli.files.checkpoint import Checkpoint, read_checkpoint
 from rlu_cli.files.hashing import sha256_file
 from rlu_cli.files.metadata import read_sidecar
+from rlu_cli.files.model_config import read_config
 from rlu_cli.files.state_dict import join_weight_norm
 
 
@@ -90,11 +91,12 @@ class Auditor:
         _check_one_source(logits, aux=aux, stats=stats)
         run = run or RunOptions()
         self.run = replace(run, device=choose_device(run.device))
-        self.options = model or ModelOptions()
+        self.options = self._asked = model or ModelOptions()
         first = self._read(locals_[0]) if locals_ else None
         self.reference = self._read(reference, alone=first is None)
         self.sha256 = sha256_file(reference)
         check_finite(self.reference.tensors, where=reference)
+        self.config = read_config(reference, *locals_[:1])
         self.annotations = self._annotations(first)
         aux_options = aux_options or AuxOptions()
         if aux is None and aux_options != AuxOptions():
@@ -135,7 +137,7 @@ class Auditor:
         """What is written of a client's round, or of the global model alone."""
         near = self.reference if local is None else local
         metadata = {} if local is None else local.metadata
-        return Annotations(metadata, self.reference.metadata, read_sidecar(near.path))
+        return Annotations(metadata, self.reference.metadata, read_sidecar(near.path), self.config.values)
 
     def _read_stored(self, path: Path) -> StoredStatistics:
         stored = read_statistics(path)
@@ -171,6 +173,16 @@ class Auditor:
         return self.source.class_names if self.stored is None else self.stored.about["class_names"]
 
     @property
+    def model_sources(self) -> dict[str, str]:
+        """Who said what is known of the network and of its inputs: flag, stats, local, …"""
+        names = ("arch", "normalize", "image_size", "class_names")
+        sources = {name: self.annotations.sources[name] for name in names if name in self.annotations.sources}
+        taken = [
+            name for name, source in sources.items() if source == "flag" and not getattr(self._asked, name)
+        ]
+        return {**sources, **dict.fromkeys(taken, "stats")}
+
+    @property
     def statistics(self) -> ModelStatistics:
         """Statistics of the global model, for a client of the batch size that its metadata says."""
         return self._start(self._annotated_batch())
@@ -198,7 +210,8 @@ class Auditor:
     @property
     def notes(self) -> tuple[Note, ...]:
         """Warnings about the global model and the auxiliary data so far."""
-        return (*self.source.notes, *(() if self._cache is None else self._cache.notes))
+        ignored = [Note("config-ignored", f"left out of a config.json: {why}") for why in self.config.ignored]
+        return (*ignored, *self.source.notes, *(() if self._cache is None else self._cache.notes))
 
     def _start(self, batch_size: int | None) -> ModelStatistics:
         """Statistics of the global model for a client of this batch size: stored ones, or measured once."""

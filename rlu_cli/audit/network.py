@@ -18,6 +18,7 @@ from rlu_cli.files.state_dict import strip_prefixes
 from rlu_cli.files.weight_norm import joined_name
 from rlu_cli.models import ModelSpec, build_model, find_head, load_weights, match_builtin, parse_spec
 from rlu_cli.models.head import Head as HeadLayer
+from rlu_cli.models.spec import IMAGE_SIZES
 
 _PART = 2**20
 """Numbers checked at a time."""
@@ -220,7 +221,7 @@ def _declared_size(spec: ModelSpec, model: nn.Module) -> tuple[int, int] | None:
     """The image size that a built-in of fixed size was built for."""
     if spec.kind == "builtin" and spec.target == "lenet5":
         return model.image_size  # type: ignore[return-value]
-    asked = spec.kwargs.get("image_size")
+    asked = next((spec.kwargs[name] for name in IMAGE_SIZES if name in spec.kwargs), None)
     if isinstance(asked, int):
         return asked, asked
     return asked if isinstance(asked, tuple) else None

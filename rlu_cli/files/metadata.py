@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Literal, TypeVar
 
 from rlu_cli.errors import FileError
@@ -30,7 +31,7 @@ TRAINING_KEYS = (
 MODEL_KEYS = ("fl.arch", "fl.normalize", "fl.image_size", "fl.class_names")
 ROUND_KEYS = ("fl.round", "fl.client", "fl.update")
 
-Source = Literal["flag", "local", "global", "sidecar"]
+Source = Literal["flag", "local", "global", "sidecar", "config"]
 T = TypeVar("T")
 
 
@@ -86,6 +87,7 @@ def first_of(
     local_md: Mapping[str, str],
     global_md: Mapping[str, str],
     sidecar: Mapping[str, str],
+    config: Mapping[str, str] = MappingProxyType({}),
 ) -> tuple[T | str | None, Source | None]:
     """The value of annotation ``name`` and where it came from: the first source that has it.
 
@@ -99,6 +101,7 @@ def first_of(
         ("local", local_md),
         ("global", global_md),
         ("sidecar", sidecar),
+        ("config", config),
     )
     for source, values in sources:
         if key in values:

@@ -10,7 +10,7 @@ with it: e is then the mean of its input over positions.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 
 import torch
@@ -49,10 +49,10 @@ def find_head(model: nn.Module, example: Tensor | None = None, *, override: str 
         if _reproduces(candidates[name], embeddings[name], logits):
             return _describe(name, candidates[name])
     last = next(reversed(embeddings), None)
+    fitting = [name for name in embeddings if linear_weights(candidates[name])[0].shape[0] == logits.shape[1]]
     raise MismatchError(
         "No output layer found: the model's last layer must be linear or a 1x1 convolution whose outputs are "
-        f"the logits. {_last_called(last)}{_softmax_hint(logits)} "
-        "Name the layer with --head if it is another."
+        f"the logits. {_last_called(last)}{_softmax_hint(logits)} {_advice(fitting, logits.shape[1])}"
     )
 
 
@@ -127,6 +127,14 @@ def _last_called(name: str | None) -> str:
     if name is None:
         return "The forward pass calls no such layer."
     return f"The last such layer called is {name!r}, and the logits aren't its outputs."
+
+
+def _advice(fitting: Sequence[str], classes: int) -> str:
+    """What --head could name: the layers called that have an output for each class."""
+    if not fitting:
+        return f"No such layer has {classes} outputs, as the model has."
+    some = ", ".join(fitting[:5]) + ("…" if len(fitting) > 5 else "")
+    return f"Name the layer with --head if it is nonetheless one of those with {classes} outputs: {some}."
 
 
 def _softmax_hint(logits: Tensor) -> str:

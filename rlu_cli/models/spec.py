@@ -25,6 +25,9 @@ Kind = Literal["builtin", "torchvision", "timm", "module", "file"]
 
 BUILTIN_NAMES = ("lenet5", "vgg16", "resnet32", "resnet50")
 
+IMAGE_SIZES = ("image_size", "img_size")
+"""Keyword arguments that take a height and width, ``28x32``: ours and timm's."""
+
 _NAME = r"[A-Za-z_]\w*"
 _LIBRARY = re.compile(r"(?P<kind>torchvision|timm):(?P<target>[\w./-]+)")
 _FILE = re.compile(rf"(?P<target>.+?\.py):(?P<factory>{_NAME}(?:\.{_NAME})*)", re.DOTALL)
@@ -127,7 +130,7 @@ def _parse_arguments(arguments: str, text: str) -> dict[str, object]:
 
 
 def _parse_value(key: str, value: str) -> object:
-    if key == "image_size" and (size := _SIZE.fullmatch(value)):
+    if key in IMAGE_SIZES and (size := _SIZE.fullmatch(value)):
         return int(size[1]), int(size[2])
     if value.lower() in ("true", "false"):
         return value.lower() == "true"
