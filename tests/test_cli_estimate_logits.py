@@ -128,7 +128,9 @@ def test_one_step_needs_no_aux(stats: dict[str, Path]) -> None:
     assert stored["counts"] == truth("untrained_m1")
     assert stored["classes"] == measured["classes"]
     assert stored["diagnostics"] == measured["diagnostics"]
+    sources = stored["model"].pop("sources"), measured["model"].pop("sources")
     assert stored["model"] == measured["model"]
+    assert (sources[0]["normalize"], sources[1]["normalize"]) == ("stats", "local")
     assert stored["inputs"]["aux"] == measured["inputs"]["aux"]
     assert stored["warnings"] == []
 
