@@ -239,14 +239,18 @@ def test_search_simulates_the_clients_own_training(monkeypatch: pytest.MonkeyPat
     assert k is not None
 
     def spy(
-        simulator: MeanSimulator, final_mean: np.ndarray, counts: np.ndarray, iterations: int
-    ) -> SearchResult:
-        asked.append((simulator, final_mean, counts.tolist(), iterations))
-        return SearchResult(counts, 1.0, 1.0, 0)
+        simulator: MeanSimulator,
+        final_mean: np.ndarray,
+        counts: np.ndarray,
+        iterations: int,
+        constant: np.ndarray,
+    ) -> list[SearchResult]:
+        asked.append((simulator, final_mean[0], counts[0].tolist(), iterations, constant))
+        return [SearchResult(counts[0], 1.0, 1.0, 0)]
 
     monkeypatch.setattr(rlu_module, "posterior_search", spy)
     recover_labels(observation)
-    ((simulator, final_mean, counts, iterations),) = asked
+    ((simulator, final_mean, counts, iterations, constant),) = asked
     assert counts == truth.tolist()
     assert iterations == 5
     assert simulator.training is training
@@ -255,7 +259,7 @@ def test_search_simulates_the_clients_own_training(monkeypatch: pytest.MonkeyPat
     # A step of the head along −k moves the logits of embedding ē_n by −(k_W ē_n + k_b).
     for n, e in enumerate(observation.start.embedding_mean):
         moved = k.weight @ e + (k.bias if k.bias is not None else 0.0)
-        np.testing.assert_allclose(simulator.constant[n], moved, rtol=1e-12)
+        np.testing.assert_allclose(constant[n], moved, rtol=1e-12)
         for other, f in enumerate(observation.start.embedding_mean):
             assert simulator.gram[n, other] == pytest.approx(e @ f + (1.0 if bias else 0.0))
 
@@ -277,7 +281,7 @@ def test_search_that_wins_gives_the_counts(monkeypatch: pytest.MonkeyPatch) -> N
     found = np.array([320, 0, 0, 0, 0, 0])
     for moves in (0, 2):
         result = SearchResult(found, mismatch=1.0, initial_mismatch=2.0, moves=moves)
-        monkeypatch.setattr(rlu_module, "posterior_search", lambda *_, result=result: result)
+        monkeypatch.setattr(rlu_module, "posterior_search", lambda *_, result=result, **__: [result])
         recovery = recover_labels(replace(observation, search_iterations=5, samples=10))
         assert (recovery.counts.tolist() == found.tolist()) == (moves > 0)
         assert recovery.diagnostics["search_moves"] == moves

@@ -46,8 +46,8 @@ def logit_moments(logits: NDArray[np.floating], labels: IntArray, num_classes: i
     rank = int(min(counts.max(), num_classes))
     mean = np.empty((num_classes, num_classes))
     factor = np.zeros((num_classes, rank, num_classes))
-    for n in range(num_classes):
-        rows = logits[labels == n].astype(np.float64)
+    for n, members in enumerate(_by_class(labels, num_classes)):
+        rows = logits[members].astype(np.float64)
         mean[n] = rows.mean(axis=0)
         if len(rows) < 2:
             continue
@@ -84,15 +84,16 @@ def model_statistics(
     """
     moments = logit_moments(logits, labels, num_classes)
     confidence = monte_carlo_confidence(moments, samples=samples, seed=seed, device=device)
-    right = (logits.argmax(axis=1) == labels).astype(np.float64)
-    by_class = [labels == n for n in range(num_classes)]
+    by_class = _by_class(labels, num_classes)
+    right = logits.argmax(axis=1) == labels
     embedding_mean = gradient_sum = None
     if embeddings is not None:
-        residuals = softmax(logits.astype(np.float64))
-        residuals[np.arange(len(labels)), labels] -= 1.0
-        residuals *= embeddings.sum(axis=1, dtype=np.float64)[:, None]
         embedding_mean = np.stack([embeddings[rows].mean(axis=0, dtype=np.float64) for rows in by_class])
-        gradient_sum = np.stack([residuals[rows].mean(axis=0) for rows in by_class])
+        gradient_sum = np.empty((num_classes, num_classes))
+        for n, rows in enumerate(by_class):
+            residuals = softmax(logits[rows].astype(np.float64))
+            residuals[:, n] -= 1.0
+            gradient_sum[n] = embeddings[rows].sum(axis=1, dtype=np.float64) @ residuals / len(rows)
     return ModelStatistics(
         moments=moments,
         confidence=confidence.mean,
@@ -101,3 +102,9 @@ def model_statistics(
         gradient_sum=gradient_sum,
         accuracy=np.array([right[rows].mean() for rows in by_class]),
     )
+
+
+def _by_class(labels: IntArray, num_classes: int) -> list[IntArray]:
+    """Which rows are of each class, in their order."""
+    ends = np.cumsum(np.bincount(labels, minlength=num_classes))[:-1]
+    return np.split(np.argsort(labels, kind="stable"), ends)

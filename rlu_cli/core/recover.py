@@ -55,21 +55,30 @@ def without_drift(observation: Observation) -> HeadUpdate:
     return HeadUpdate(weight, bias)
 
 
-def normalised_update(observation: Observation) -> FloatArray:
+def normalised_update(observation: Observation, update: HeadUpdate | None = None) -> FloatArray:
     """u = (Δb + h) / (η Σ_τ ρ^τ), shape (N,): what a mean step of rate 1 would have done to the bias.
 
     For a head without bias, Δb + h is read off ΔW + h along the auxiliary mean embedding.
+
+    Parameters
+    ----------
+    update : Δ + h, where it is known already
     """
-    update = without_drift(observation)
+    update = without_drift(observation) if update is None else update
     change = update.bias
     if change is None:
         change = bias_from_weight(update, _mean_embedding(observation.start, observation.end))
     return change / float(np.sum(impulse_response(observation.training)))
 
 
-def mean_gradient(observation: Observation) -> Head:
-    """∇ = −(Δ + h) / (η Σ_τ ρ^τ) of W and b: the gradients of the steps, averaged with weights ρ."""
-    update = without_drift(observation)
+def mean_gradient(observation: Observation, update: HeadUpdate | None = None) -> Head:
+    """∇ = −(Δ + h) / (η Σ_τ ρ^τ) of W and b: the gradients of the steps, averaged with weights ρ.
+
+    Parameters
+    ----------
+    update : Δ + h, where it is known already
+    """
+    update = without_drift(observation) if update is None else update
     scale = -1.0 / float(np.sum(impulse_response(observation.training)))
     return Head(scale * update.weight, None if update.bias is None else scale * update.bias)
 
@@ -97,15 +106,14 @@ def recover_labels(observation: Observation, *, method: str = "auto") -> Recover
             "choose another --method"
         )
     check_training(observation.training)
-    u = normalised_update(observation)
+    update = without_drift(observation)
+    u = normalised_update(observation, update)
     diagnostics, notes = check_update(u, observation.update, observation.head, rounding=observation.rounding)
-    problem = Problem(observation, u, mean_gradient(observation))
+    problem = Problem(observation, u, mean_gradient(observation, update))
     estimate = chosen.solve(problem)
     total = observation.training.samples
     path = problem.path
-    match = embedding_match(
-        without_drift(observation), path.solution.z, u, path.confidence, path.embedding_mean
-    )
+    match = embedding_match(update, path.solution.z, u, path.confidence, path.embedding_mean)
     return Recovery(
         method=chosen.name,
         total=total,

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import copy
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 
-from rlu_cli.core.confidence import LogitSampler
-from rlu_cli.core.schemes import LinearRecursion
+from rlu_cli.core.expectation import SoftmaxExpectation
+from rlu_cli.core.schemes import LinearRecursion, impulse_response
 from rlu_cli.core.types import FloatArray, IntArray, LocalTraining, LogitMoments
 
 _KEPT_BYTES = 2**30
-"""exp(q) of all draws is kept up to this size and made again from the seed, block by block, above it."""
+"""exp(x) of the draws is kept up to this size and made again from the draws beyond it."""
 
-_SHIFT_LIMIT = 60.0
-"""Spread of a shift up to which exp(q)·exp(shift) can't underflow float32; softmax anew above it."""
+_NODES = 4
+"""S is extrapolated through this many steps at which it was evaluated (a cubic)."""
+
+_STRIDE_ERROR = 1e-3
+"""How far, in logits, a stride's extrapolated gradients may lead astray; one move of the search leads tens to
+hundreds of times as far."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +39,7 @@ class SearchResult:
 
 
 class MeanSimulator:
-    """Simulates how the class-mean logits move while a client trains on given label counts.
+    """Simulates how the class-mean logits move while clients train on given label counts.
 
     Each step with expected counts g = N/m moves the head by its expected gradient, and the head moves
     the mean logits of class n' by
@@ -45,15 +48,19 @@ class MeanSimulator:
 
     (the paper's Δμ = Δb·‖ē‖² forgets that the bias moves the logits too, and gives every class the same
     ē). These gradients go through the client's own recursion, so momentum, decay and pulls come for
-    free. S along the way needs no new draws and no exponentials: with E = exp(q) of the first model's
-    draws and w = exp(shift), softmax(q + shift) = E w / Σ_j E_j w_j. Classes with g_n = 0 cost nothing.
+    free. S along the way takes no new draws and no exponentials (`SoftmaxExpectation`); classes with
+    g_n = 0 cost nothing, and clients of one round share the work.
+
+    Where many steps change the gradient slowly, S is evaluated at strides only: in between, the gradient is
+    the cubic through the last four evaluations. A stride at whose end the gradient differs from the cubic
+    by so much that `_STRIDE_ERROR` may be exceeded is taken again at half the length; stride 1 is the
+    recursion itself.
 
     Parameters
     ----------
     moments : of the global model
     gram : G, shape (N, N)
-    training : the client's training values
-    constant : the scheme's constant gradient, as it moves the mean logits, shape (N, N)
+    training : the clients' training values
     """
 
     def __init__(
@@ -62,73 +69,78 @@ class MeanSimulator:
         gram: FloatArray,
         training: LocalTraining,
         *,
-        constant: FloatArray | float = 0.0,
         samples: int = 10_000,
         seed: int = 0,
         device: str = "cpu",
     ) -> None:
-        self.moments = moments
+        self.mean = moments.mean
         self.gram = gram
         self.training = training
-        self.constant = constant
-        self.sampler = LogitSampler(moments, samples=samples, seed=seed, device=device)
-        size = 2 * self.sampler.pairs * self.sampler.num_classes**2 * 4
-        self.kept = list(self._odds()) if size <= _KEPT_BYTES else None
-
-    def _odds(self) -> Iterator[torch.Tensor]:
-        """exp(q − max q) by blocks, shape (N, draws, N): class, draw, logit."""
-        N = self.sampler.num_classes
-        for logits in self.sampler:
-            q = logits.reshape(-1, N, N)
-            yield torch.exp(q - q.amax(dim=-1, keepdim=True)).transpose(0, 1).contiguous()
-
-    def confidence(self, shift: FloatArray, active: IntArray) -> FloatArray:
-        """S[active] after the mean logits have moved by ``shift``, both of shape (a, N)."""
-        device, dtype = self.sampler.device, self.sampler.dtype
-        shift = shift - shift.max(axis=1, keepdims=True)
-        if shift.min() < -_SHIFT_LIMIT:
-            return self._confidence_anew(shift, active)
-        w = torch.from_numpy(np.exp(shift)).to(device, dtype)  # (a, N)
-        rows = torch.from_numpy(active).to(device)
-        total = torch.zeros(w.shape, dtype=torch.float64, device="cpu")
-        draws = 0
-        for odds in self.kept if self.kept is not None else self._odds():
-            E = odds if len(active) == len(odds) else odds.index_select(0, rows)  # (a, c, N)
-            mass = torch.bmm(E, w.unsqueeze(2))  # (a, c, 1)
-            total += (torch.bmm(mass.reciprocal().transpose(1, 2), E).squeeze(1) * w).cpu().double()
-            draws += E.shape[1]
-        return np.asarray((total / draws).numpy())
-
-    def _confidence_anew(self, shift: FloatArray, active: IntArray) -> FloatArray:
-        """The same by plain softmax, for logits that have moved further than float32 exponents reach."""
-        device, dtype = self.sampler.device, self.sampler.dtype
-        moved = torch.from_numpy(shift).to(device, dtype)
-        rows = torch.from_numpy(active).to(device)
-        total = torch.zeros(moved.shape, dtype=torch.float64, device="cpu")
-        for logits in self.sampler:
-            q = logits.flatten(0, 1).index_select(1, rows)  # (2c, a, N)
-            total += torch.softmax(q + moved, dim=-1).sum(dim=0).cpu().double()
-        return np.asarray((total / (2 * self.sampler.pairs)).numpy())
-
-    def final_means(self, counts: IntArray) -> FloatArray:
-        """μ̂ of the model that training on ``counts`` would have produced, shape (N, N)."""
-        g = counts / self.training.steps
-        active = np.flatnonzero(counts)
-        recursion = LinearRecursion(
-            self.training, self.moments.mean.shape, initial=self.moments.mean, constant=self.constant
+        self.softmax = SoftmaxExpectation(
+            moments, samples=samples, seed=seed, device=device, keep=_KEPT_BYTES
         )
-        target = np.eye(len(counts))[active]
-        reach = self.gram[:, active] * (g[active] / self.training.batch_size)  # (N, a)
-        for _ in range(self.training.steps):
-            S = self.confidence(recursion.displacement[active], active)
-            recursion.step(reach @ (S - target))
-        return np.asarray(self.moments.mean + recursion.displacement)
+
+    def final_means(self, counts: IntArray, constant: FloatArray | float = 0.0) -> FloatArray:
+        """μ̂ of the models that training on ``counts`` would have produced, shape (C, N, N).
+
+        Parameters
+        ----------
+        counts : shape (C, N), one row a client
+        constant : the scheme's constant gradient, as it moves the mean logits, shape (C, N, N) or less
+        """
+        t = self.training
+        share = counts / (t.steps * t.batch_size)
+        reach = self.gram * share[:, None, :]  # (C, N, N): class moved, class trained on
+        active = counts > 0
+        target = np.eye(len(self.mean))
+        scale = float(np.max(np.abs(impulse_response(t))))
+
+        def gradient(state: LinearRecursion) -> FloatArray:
+            return np.asarray(reach @ (self.softmax.at(state.displacement, active) - target))
+
+        state = LinearRecursion(t, reach.shape, initial=self.mean, constant=constant)
+        nodes = [(0, gradient(state))]
+        stride = 1
+        while state.step_index < t.steps - 1:
+            start = state.step_index
+            stride = min(stride, t.steps - 1 - start)
+            ahead = copy.copy(state)
+            for step in range(start, start + stride):
+                ahead.step(_extrapolate(nodes, step))
+            found = gradient(ahead)
+            miss = stride * scale * float(np.abs(_extrapolate(nodes, start + stride) - found).max())
+            if stride > 1 and not miss <= _STRIDE_ERROR:
+                stride //= 2
+                continue
+            state = ahead
+            nodes = [*nodes, (start + stride, found)][-_NODES:]
+            if len(nodes) == _NODES and miss <= _STRIDE_ERROR / 2**_NODES:
+                stride *= 2
+        state.step(nodes[-1][1])
+        return np.asarray(self.mean + state.displacement)
+
+
+def _extrapolate(nodes: list[tuple[int, FloatArray]], step: int) -> FloatArray:
+    """The polynomial through the nodes, at a step (Lagrange)."""
+    total = np.zeros_like(nodes[0][1])
+    for at, value in nodes:
+        weight = 1.0
+        for other, _ in nodes:
+            if other != at:
+                weight *= (step - other) / (at - other)
+        if weight:
+            total += weight * value
+    return total
 
 
 def posterior_search(
-    simulator: MeanSimulator, final_mean: FloatArray, counts: IntArray, iterations: int
-) -> SearchResult:
-    """Move counts between classes until the simulated local model looks like the real one.
+    simulator: MeanSimulator,
+    final_mean: FloatArray,
+    counts: IntArray,
+    iterations: int,
+    constant: FloatArray | float = 0.0,
+) -> list[SearchResult]:
+    """Move counts between classes until the simulated local models look like the real ones.
 
     Each iteration compares Σ_n μ̂_{n,j} with Σ_n μ_{n,j}: the class most overestimated (arg max of the
     positive differences) gives m samples, the one most underestimated (arg min of the negative ones;
@@ -136,31 +148,48 @@ def posterior_search(
     so the iterate kept is the one with the smallest class-resolved mismatch ‖μ̂ − μ‖²_F, the first
     guess included, and the search ends when it comes back to counts it has seen.
 
+    Clients of one round, which started from one model and trained alike, are searched side by side.
+
     Parameters
     ----------
-    final_mean : μ^{m+1} of the local model, shape (N, N)
-    counts : the first guess, shape (N,)
+    final_mean : μ^{m+1} of the local models, shape (C, N, N)
+    counts : the first guesses, shape (C, N)
     iterations : T, at most
+    constant : see `MeanSimulator.final_means`
     """
     counts = counts.copy()
-    seen: set[bytes] = set()
-    best, best_mismatch, best_move, initial = counts, np.inf, 0, np.nan
+    constant = np.broadcast_to(np.asarray(constant, dtype=np.float64), final_mean.shape)
+    results: dict[int, SearchResult] = {}
+    seen: list[set[bytes]] = [set() for _ in counts]
+    going = list(range(len(counts)))
     for move in range(iterations + 1):
-        difference = simulator.final_means(counts) - final_mean
-        mismatch = float(np.sum(difference**2))
-        if move == 0:
-            initial = mismatch
-        if mismatch < best_mismatch:
-            best, best_mismatch, best_move = counts.copy(), mismatch, move
-        seen.add(counts.tobytes())
-        by_class = difference.sum(axis=0)
-        giver = int(np.argmax(np.where(counts > 0, by_class, -np.inf)))
-        taker = int(np.argmin(by_class))
-        if by_class[giver] <= 0 or by_class[taker] >= 0 or giver == taker:
+        differences = simulator.final_means(counts[going], constant[going]) - final_mean[going]
+        for client, difference in zip(tuple(going), differences, strict=True):
+            mismatch = float(np.sum(difference**2))
+            best = results.get(client)
+            if best is None:
+                results[client] = SearchResult(counts[client].copy(), mismatch, mismatch, 0)
+            elif mismatch < best.mismatch:
+                results[client] = SearchResult(counts[client].copy(), mismatch, best.initial_mismatch, move)
+            seen[client].add(counts[client].tobytes())
+            moved = _move(counts[client], difference.sum(axis=0), simulator.training.steps)
+            if moved is None or moved.tobytes() in seen[client]:
+                going.remove(client)
+            else:
+                counts[client] = moved
+        if not going:
             break
-        amount = min(simulator.training.steps, int(counts[giver]))
-        counts[giver] -= amount
-        counts[taker] += amount
-        if counts.tobytes() in seen:
-            break
-    return SearchResult(best, best_mismatch, float(initial), best_move)
+    return [results[client] for client in range(len(counts))]
+
+
+def _move(counts: IntArray, excess: FloatArray, amount: int) -> IntArray | None:
+    """Counts after a move from the most over- to the most underestimated class, None where there is none."""
+    giver = int(np.argmax(np.where(counts > 0, excess, -np.inf)))
+    taker = int(np.argmin(excess))
+    if excess[giver] <= 0 or excess[taker] >= 0 or giver == taker:
+        return None
+    moved: IntArray = counts.copy()
+    amount = min(amount, int(counts[giver]))
+    moved[giver] -= amount
+    moved[taker] += amount
+    return moved

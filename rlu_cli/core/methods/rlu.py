@@ -67,12 +67,17 @@ def _search(
         observation.start.moments,
         embedding_gram(observation.start, has_bias=observation.head.bias is not None),
         training,
-        constant=constant,
         samples=observation.samples,
         seed=observation.seed,
         device=observation.device,
     )
-    result = posterior_search(simulator, observation.end.moments.mean, first, observation.search_iterations)
+    (result,) = posterior_search(
+        simulator,
+        observation.end.moments.mean[None],
+        first[None],
+        observation.search_iterations,
+        constant=constant,
+    )
     diagnostics: dict[str, float | bool | int | None] = {
         "search_mismatch": result.mismatch,
         "search_initial_mismatch": result.initial_mismatch,
