@@ -196,7 +196,8 @@ def test_the_users_own_code_is_told_by_what_it_does(tmp_path: Path, no_pass: Cal
     for batch, codes in (("8", []), ("16", ["stats-batch-size"])):
         local = write_safetensors(tmp_path / "k.safetensors", moved, {**training, "fl.batch_size": batch})
         flags = ["--global", reference, "--local", local, "--stats", stats, "--method", "random"]
-        assert call("recover", *flags).codes == codes
+        found = call("recover", *flags).codes
+        assert [code for code in found if code != "update-unexplained"] == codes
 
 
 def _cut(data: bytes) -> bytes:

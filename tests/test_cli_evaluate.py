@@ -190,5 +190,5 @@ def test_truth_is_required() -> None:
 def test_warnings_are_told(tmp_path: Path) -> None:
     outcome = call("evaluate", *sample("untrained_m1"), *QUICK, "--lr", 0.001, "--truth", KNOWN)
     (entry,) = outcome.document["results"]
-    assert [warning["code"] for warning in entry["warnings"]] == ["update-too-large"]
+    assert [warning["code"] for warning in entry["warnings"]] == ["update-too-large", "update-unexplained"]
     assert "update-too-large" in outcome.err

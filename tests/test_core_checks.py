@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from core_cases import random_head
 
-from rlu_cli.core.checks import check_embedding, check_heads, check_moved, check_update
+from rlu_cli.core.checks import check_heads, check_moved, check_update
 from rlu_cli.core.recover import head_update
 from rlu_cli.core.types import Head, HeadUpdate
 from rlu_cli.errors import MismatchError
@@ -77,8 +77,3 @@ def test_diagnostics_are_finite_numbers() -> None:
         assert all(np.isfinite(value) for value in diagnostics.values())
         assert diagnostics["update_max"] == 0.3
         assert diagnostics["update_balance"] == pytest.approx(0.2)
-
-
-@pytest.mark.parametrize(("match", "warns"), [(None, False), (0.95, False), (0.5, True), (-1.0, True)])
-def test_embedding_warning(match: float | None, warns: bool) -> None:
-    assert [note.code for note in check_embedding(match)] == (["embedding-mismatch"] if warns else [])

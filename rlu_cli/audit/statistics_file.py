@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 
-from rlu_cli.core.types import LogitMoments, ModelStatistics
+from rlu_cli.core.responses import DIRECTIONS
+from rlu_cli.core.types import LogitMoments, ModelStatistics, Responses
 from rlu_cli.errors import FileError
 from rlu_cli.files.checkpoint import read_checkpoint
 from rlu_cli.files.hashing import sha256_tensors
@@ -18,6 +19,8 @@ from rlu_cli.files.safetensors_io import save_safetensors
 _KIND = "rlu.statistics"
 _LOGITS = ("mean", "factor", "counts", "confidence", "standard_error", "accuracy")
 _EMBEDDINGS = ("embedding_mean", "gradient_sum")
+_RESPONSES = ("response_mean", "response_spread")
+_ALL = (*_LOGITS, *_EMBEDDINGS, *_RESPONSES)
 _CHECKSUM = "sha256"
 _ABOUT = (
     "global_sha256",
@@ -59,6 +62,8 @@ def write_statistics(path: Path, stored: StoredStatistics) -> None:
     }
     if s.embedding_mean is not None and s.gradient_sum is not None:
         arrays |= {"embedding_mean": s.embedding_mean, "gradient_sum": s.gradient_sum}
+    if s.responses is not None:
+        arrays |= {"response_mean": s.responses.mean, "response_spread": s.responses.spread}
     tensors = {name: torch.from_numpy(array).contiguous() for name, array in arrays.items()}
     about = {**stored.about, _CHECKSUM: sha256_tensors(tensors)}
     save_safetensors(path, tensors, {_KIND: json.dumps(about, sort_keys=True, allow_nan=False)})
@@ -80,23 +85,33 @@ def read_statistics(path: Path) -> StoredStatistics:
             f"{path}: expected a statistics file written by `rlu estimate-logits -o`, found another "
             f"{checkpoint.format} file: pass the right file to --stats"
         )
-    known = (*_LOGITS, *(_EMBEDDINGS if all(name in tensors for name in _EMBEDDINGS) else ()))
-    arrays: dict[str, Any] = dict.fromkeys(_EMBEDDINGS) | {name: tensors[name].numpy() for name in known}
-    N, L = len(arrays["counts"]), about["embedding_size"]
-    rank = arrays["factor"].shape[1] if arrays["factor"].ndim == 3 else 0
-    square = (N, N)
-    expected = ((N, N), (N, rank, N), (N,), square, square, (N,), (N, L), square)
+    N, L = tensors["counts"].numel(), about["embedding_size"]
+    L = L if isinstance(L, int) else 0  # logits alone have none
+    rank = tensors["factor"].shape[1] if tensors["factor"].ndim == 3 else 0
+    square, width = (N, N), 1 + min(L, DIRECTIONS)
+    expected: dict[str, tuple[int, ...]] = {
+        **dict(zip(_LOGITS, (square, (N, rank, N), (N,), square, square, (N,)), strict=True)),
+        **dict(zip(_EMBEDDINGS, ((N, L), square), strict=True)),
+        **dict(zip(_RESPONSES, ((width, N, N), (N, width, width)), strict=True)),
+    }
+    for group in (_EMBEDDINGS, _RESPONSES):  # logits may come alone, and older files have no responses
+        if any(name not in tensors for name in group):
+            expected = {name: shape for name, shape in expected.items() if name not in group}
     damaged = [
         f"{name} is {tuple(tensors[name].shape)}"
-        for name, shape in zip(known, expected, strict=False)
+        for name, shape in expected.items()
         if tuple(tensors[name].shape) != shape or not bool(torch.isfinite(tensors[name]).all())
     ]
-    if not damaged and about.get(_CHECKSUM) != sha256_tensors({name: tensors[name] for name in known}):
+    if not damaged and about.get(_CHECKSUM) != sha256_tensors({name: tensors[name] for name in expected}):
         damaged = ["its numbers are not those that were written"]
     if damaged:
         raise FileError(
             f"{path}: damaged statistics file, {damaged[0]}; write it again with `rlu estimate-logits -o`"
         )
+    arrays: dict[str, Any] = {name: tensors[name].numpy() if name in expected else None for name in _ALL}
+    responses = None
+    if arrays["response_mean"] is not None:
+        responses = Responses(arrays["response_mean"], arrays["response_spread"])
     return StoredStatistics(
         ModelStatistics(
             LogitMoments(arrays["mean"], arrays["factor"], arrays["counts"]),
@@ -105,6 +120,7 @@ def read_statistics(path: Path) -> StoredStatistics:
             arrays["embedding_mean"],
             arrays["gradient_sum"],
             arrays["accuracy"],
+            responses,
         ),
         about,
     )

@@ -88,6 +88,7 @@ def resolve_training(options: TrainingOptions, annotations: Annotations) -> Trai
         batch_size=batch_size,
         lr=_rates(lr, get("lr_decay", options.lr_decay, number), steps),
         total=total,
+        distinct=dataset_size,
         momentum=get("momentum", options.momentum, number) or 0.0,
         dampening=get("dampening", options.dampening, number) or 0.0,
         nesterov=bool(get("nesterov", options.nesterov, boolean)),

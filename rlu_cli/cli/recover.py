@@ -25,6 +25,7 @@ UNRELIABLE = (
     "update-sign-reversed",
     "local-looks-like-delta",
     "delta-looks-like-weights",
+    "update-unexplained",
     "embedding-mismatch",
     "class-names-disagree",
     "solver-uncertified",

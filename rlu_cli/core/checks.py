@@ -21,6 +21,9 @@ _PRECISION_SLACK = 0.02
 _SIGN_MISFIT = 0.2
 """Relative residual above which an update's sign is questioned, if the opposite one fits twice as well."""
 
+_MISFIT_LIMIT = 2.0
+"""Misfit up to which an update counts as explained."""
+
 _MATCH_FLOOR = 0.9
 """Embedding match below which something about the model is probably wrong."""
 
@@ -139,9 +142,28 @@ def check_sign(u: FloatArray, confidence: FloatArray) -> list[Note]:
     ]
 
 
-def check_embedding(match: float | None) -> list[Note]:
-    """Warn when the update's embedding is not the aux data's."""
-    if match is None or match >= _MATCH_FLOOR:
+def check_misfit(misfit: float | None) -> list[Note]:
+    """Warn when the best counts leave more of the update unexplained than sampling does."""
+    if misfit is None or misfit <= _MISFIT_LIMIT:
+        return []
+    return [
+        Note(
+            "update-unexplained",
+            f"the best counts leave {misfit:.1f} times as much of the update unexplained as sampling "
+            f"does, expected at most {_MISFIT_LIMIT:g}: the normalisation, class order, architecture, "
+            "learning rate or scheme is wrong, the auxiliary images differ from the client's, or training "
+            "moved the model too far for its two ends to tell",
+        )
+    ]
+
+
+def check_embedding(match: float | None, misfit: float | None) -> list[Note]:
+    """Warn when the update's embedding is not the aux data's.
+
+    The cosine has no scale of its own: on a trained model few samples make the update, and it strays by
+    chance. So where the misfit is known, it must be out of bounds too.
+    """
+    if match is None or match >= _MATCH_FLOOR or (misfit is not None and misfit <= _MISFIT_LIMIT):
         return []
     return [
         Note(

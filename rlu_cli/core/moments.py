@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlu_cli.core.confidence import monte_carlo_confidence
+from rlu_cli.core.responses import class_response, empty_responses
 from rlu_cli.core.types import FloatArray, IntArray, LogitMoments, ModelStatistics
 from rlu_cli.errors import MismatchError
 
@@ -86,14 +87,16 @@ def model_statistics(
     confidence = monte_carlo_confidence(moments, samples=samples, seed=seed, device=device)
     by_class = _by_class(labels, num_classes)
     right = logits.argmax(axis=1) == labels
-    embedding_mean = gradient_sum = None
+    embedding_mean = gradient_sum = responses = None
     if embeddings is not None:
         embedding_mean = np.stack([embeddings[rows].mean(axis=0, dtype=np.float64) for rows in by_class])
         gradient_sum = np.empty((num_classes, num_classes))
+        responses = empty_responses(num_classes, embeddings.shape[1])
         for n, rows in enumerate(by_class):
             residuals = softmax(logits[rows].astype(np.float64))
             residuals[:, n] -= 1.0
             gradient_sum[n] = embeddings[rows].sum(axis=1, dtype=np.float64) @ residuals / len(rows)
+            responses.mean[:, n], responses.spread[n] = class_response(-residuals, embeddings[rows])
     return ModelStatistics(
         moments=moments,
         confidence=confidence.mean,
@@ -101,6 +104,7 @@ def model_statistics(
         embedding_mean=embedding_mean,
         gradient_sum=gradient_sum,
         accuracy=np.array([right[rows].mean() for rows in by_class]),
+        responses=responses,
     )
 
 

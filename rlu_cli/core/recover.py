@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from rlu_cli.core.checks import check_embedding, check_heads, check_moved, check_update
+from rlu_cli.core.checks import check_embedding, check_heads, check_misfit, check_moved, check_update
 from rlu_cli.core.embedding import bias_from_weight, embedding_match, subtract_heads
 from rlu_cli.core.methods import get_method
 from rlu_cli.core.methods.assumptions import assumption_notes
 from rlu_cli.core.methods.base import Problem
+from rlu_cli.core.misfit import misfit
 from rlu_cli.core.rounding import round_to_total
 from rlu_cli.core.schemes import check_training, drift, impulse_response
 from rlu_cli.core.types import (
@@ -114,6 +115,7 @@ def recover_labels(observation: Observation, *, method: str = "auto") -> Recover
     total = observation.training.samples
     path = problem.path
     match = embedding_match(update, path.solution.z, u, path.confidence, path.embedding_mean)
+    unexplained = misfit(update, observation.training, observation.start, observation.end, path.position)
     return Recovery(
         method=chosen.name,
         total=total,
@@ -125,12 +127,14 @@ def recover_labels(observation: Observation, *, method: str = "auto") -> Recover
             "residual": None,
             "aux_accuracy": observation.start.overall_accuracy,
             "embedding_match": match,
+            "misfit": unexplained,
             **diagnostics,
             **estimate.diagnostics,
         },
         warnings=(
             *notes,
-            *check_embedding(match),
+            *check_misfit(unexplained),
+            *check_embedding(match, unexplained),
             *assumption_notes(chosen, problem),
             *estimate.warnings,
         ),

@@ -76,6 +76,19 @@ class LogitMoments:
 
 
 @dataclass(frozen=True)
+class Responses:
+    """What single samples do to the head, by class: see `class_response`.
+
+    mean : shape (d + 1, N, N), mean[b, n, j] = E[(1{n = j} − s_j) g_b | class n]
+    spread : shape (N, d + 1, d + 1), Σ_j Cov[(1{n = j} − s_j) g_b, (1{n = j} − s_j) g_c | class n]; zero
+        for a class of one sample
+    """
+
+    mean: FloatArray
+    spread: FloatArray
+
+
+@dataclass(frozen=True)
 class ModelStatistics:
     """What one model does with the auxiliary data; logits are always known, embeddings may not be.
 
@@ -86,6 +99,7 @@ class ModelStatistics:
     gradient_sum : shape (N, N), E[(s_j − 1{n = j}) Σ_l e_l | class n]: the mean row sums of the head's
         weight gradient, over the samples themselves; None together with ``embedding_mean``
     accuracy : shape (N,), share of each class's samples that the model gets right
+    responses : what single samples do to the head, None where only logits are known or in old files
     """
 
     moments: LogitMoments
@@ -94,6 +108,7 @@ class ModelStatistics:
     embedding_mean: FloatArray | None
     gradient_sum: FloatArray | None
     accuracy: FloatArray
+    responses: Responses | None = None
 
     @property
     def num_classes(self) -> int:
@@ -127,6 +142,8 @@ class LocalTraining:
     batch_size : B, samples a step (the mean-reduced loss divides by it)
     lr : η of each step, shape (m,), or one number for all steps
     total : samples seen, m·B unless the last batches were smaller
+    distinct : how many different samples the client has, None where nobody says; several epochs see the
+        same ones again
     momentum, dampening, nesterov, weight_decay : as in torch.optim.SGD
     prox : λ of the proximal pull λ (θ − θ_global): FedProx, FedDyn, FedDC
     scheme : fedavg, fedprox, scaffold, feddyn or feddc
@@ -136,6 +153,7 @@ class LocalTraining:
     batch_size: int
     lr: float | tuple[float, ...]
     total: int | None = None
+    distinct: int | None = None
     momentum: float = 0.0
     dampening: float = 0.0
     nesterov: bool = False

@@ -1,0 +1,150 @@
+"""Whether label counts can explain the update at all, given what sampling alone makes it miss."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from rlu_cli.core.responses import directions
+from rlu_cli.core.schemes import impulse_response
+from rlu_cli.core.simplex import simplex_least_squares
+from rlu_cli.core.types import FloatArray, HeadUpdate, LocalTraining, ModelStatistics, Responses
+
+_CLASS_DIRECTIONS = 3
+"""Directions in which the classes' mean embeddings differ most that are compared."""
+
+_DRIFT_SHARE = 0.5
+"""Share of the way between the models' two ends by which interpolating between them may be wrong."""
+
+_RELATIVE = 0.15
+"""Share of the update that no model of it, however right, is expected to explain."""
+
+_ROUNDS = 3
+"""The expected miss depends on the proportions, and they on it; this many rounds settle both."""
+
+
+@dataclass(frozen=True)
+class _View:
+    """The update and its explanation in F views: the bias, and the weight along chosen directions.
+
+    update : shape (F, N)
+    start, end : mean responses at both ends, shape (F, N, N)
+    spread : within-class variance at both ends, averaged along the way, shape (F, N)
+    """
+
+    update: FloatArray
+    start: FloatArray
+    end: FloatArray
+    spread: FloatArray
+
+
+def misfit(
+    update: HeadUpdate,
+    training: LocalTraining,
+    start: ModelStatistics,
+    end: ModelStatistics | None,
+    position: float,
+) -> float | None:
+    """The squared residual of the best label proportions, relative to what is to be expected.
+
+    Each sample of class n moves the head by r ⊗ g (see `class_response`), with mean Φ_n and variance
+    σ_n² in each view f: the bias, the weight along the mean embedding, and the weight along the three
+    directions in which the classes' embeddings differ most. With proportions z the update is Φ z, and misses
+    it by
+
+        E‖u_f − Φ_f z‖² = Σ_n σ²_fn (z_n β + z_n²/K_n) + (½‖(Φ′_f − Φ_f) z‖)² + (0.15‖u_f‖)²
+        β = Σ_τ (w^τ)² / (B (Σ_τ w^τ)²)
+
+    where the first term is the client's batches, the second the K_n auxiliary samples, the third that Φ is
+    known at both ends of training only, and the last what is beyond the model. The result is
+
+        min_z mean_f ‖u_f − Φ_f z‖² / E‖u_f − Φ_f z‖²
+
+    About 0.1 to 1 where the inputs are right. All views share one z, so it is no coincidence if they
+    fit: for the bias alone nearly any update has proportions that explain it.
+
+    None where it can't be told: without embeddings, without the local model's statistics after several
+    steps, or with single auxiliary samples only.
+
+    Parameters
+    ----------
+    update : ΔW + h and Δb + h: what the samples did
+    position : ᾱ, where between the two ends the gradients were taken
+    """
+    if start.responses is None or start.embedding_mean is None:
+        return None
+    last = start if training.steps == 1 else end
+    if last is None or last.responses is None:
+        return None
+    counts = start.moments.counts
+    if counts.max() < 2:
+        return None
+    weights = impulse_response(training)
+    total = float(weights.sum())
+    view = _look(update, total, start, start.responses, last.responses, position)
+    batches = float(np.square(weights).sum()) / (total**2 * training.batch_size)
+    if training.distinct is not None:
+        batches = max(batches, 1.0 / training.distinct)
+    return _least_misfit(view, batches, counts.astype(np.float64), position)
+
+
+def _look(
+    update: HeadUpdate,
+    total: float,
+    start: ModelStatistics,
+    first: Responses,
+    last: Responses,
+    position: float,
+) -> _View:
+    """Combine the random directions to the ones that say most, alike for update and explanation."""
+    assert start.embedding_mean is not None
+    V = directions(update.embedding_size)
+    means = start.embedding_mean @ V  # (N, d)
+    centre = means.mean(axis=0)
+    along = centre / max(float(np.linalg.norm(centre)), np.finfo(float).tiny)
+    apart = means - centre
+    apart = apart - np.outer(apart @ along, along)
+    classes = np.linalg.svd(apart, full_matrices=False)[2][:_CLASS_DIRECTIONS]
+    combine = np.zeros((2 + len(classes), 1 + V.shape[1]))
+    combine[0, 0] = 1.0
+    combine[1:, 1:] = np.vstack((along, classes))
+    bias = np.zeros(update.num_classes) if update.bias is None else update.bias
+    if update.bias is None:
+        combine = combine[1:]
+    moved = np.column_stack((bias, update.weight @ V)).T / total  # (d + 1, N)
+    spread = (1 - position) * _known(first, start) + position * _known(last, start)
+    return _View(
+        update=combine @ moved,
+        start=np.einsum("fb,bnj->fnj", combine, first.mean),
+        end=np.einsum("fb,bnj->fnj", combine, last.mean),
+        spread=np.maximum(np.einsum("fb,nbc,fc->fn", combine, spread, combine), 0.0),
+    )
+
+
+def _known(responses: Responses, statistics: ModelStatistics) -> FloatArray:
+    """The spread of each class; of one sample there is none, so the other classes' stands for it."""
+    alone = statistics.moments.counts < 2
+    spread = np.array(responses.spread)
+    spread[alone] = spread[~alone].mean(axis=0)
+    return spread
+
+
+def _least_misfit(view: _View, batches: float, counts: FloatArray, position: float) -> float:
+    """The smallest misfit over the simplex."""
+    N = len(counts)
+    mean = (1 - position) * view.start + position * view.end
+    drift = view.end - view.start
+    power = np.square(view.update).sum(axis=1)
+    z = np.full(N, 1.0 / N)
+    for _ in range(_ROUNDS):
+        expected = (
+            view.spread @ (z * batches + z**2 / counts)
+            + _DRIFT_SHARE**2 * np.square(np.einsum("fnj,n->fj", drift, z)).sum(axis=1)
+            + _RELATIVE**2 * power
+        )
+        scale = 1.0 / np.sqrt(np.maximum(expected, np.finfo(float).tiny))
+        A = (mean * scale[:, None, None]).transpose(0, 2, 1).reshape(-1, N)
+        solution = simplex_least_squares(A, (view.update * scale[:, None]).ravel())
+        z = solution.z
+    return float(solution.residual**2 / len(view.update))
