@@ -117,15 +117,10 @@ def _is_flatbuffer(head: bytes) -> bool:
     if table % 2 or not 4 <= table <= len(head) - 4:
         return False
     fields, extent = struct.unpack_from("<HH", head, table)
-    offsets = [struct.unpack_from("<H", head, at)[0] for at in range(table + 4, table + fields, 2)][:64]
-    return (
-        4 < fields <= 512
-        and fields % 2 == 0
-        and table + fields <= len(head)
-        and 4 < extent <= 4096
-        and all(offset == 0 or 4 <= offset < extent for offset in offsets)
-        and any(offsets)
-    )
+    if fields % 2 or not 4 < fields <= min(512, len(head) - table) or not 4 < extent <= 4096:
+        return False
+    offsets = struct.unpack_from(f"<{fields // 2 - 2}H", head, table + 4)
+    return any(offsets) and all(offset == 0 or 4 <= offset < extent for offset in offsets)
 
 
 def _zip_kind(path: Path) -> FileKind:

@@ -23,7 +23,7 @@ __all__ = [
     "unwrap",
 ]
 
-WRAPPERS = ("state_dict", "model", "model_state_dict", "net", "params", "weights")
+WRAPPERS = ("state_dict", "model", "model_state_dict", "net", "params", "weights", "model_weights")
 """Keys under which tools put the weights, in order of preference."""
 PREFIXES = ("module.", "_orig_mod.", "_module.", "_fsdp_wrapped_module.", "model.")
 """What wrappers (DDP, torch.compile, Opacus, FSDP, Lightning) put before every name."""

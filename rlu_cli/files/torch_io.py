@@ -21,6 +21,9 @@ from rlu_cli.files.zips import guarded_members
 
 _MINIMUM_TORCH = (2, 6)
 _BLOCKED = re.compile(r"(?:GLOBAL|Unsupported class|unrecognized function) ([\w.<>]+)")
+_RESAVE_ARRAYS = (
+    "turn NumPy arrays into tensors (torch.from_numpy) before torch.save, or write them with np.savez"
+)
 _OTHER_PICKLE_PROTOCOL = re.compile(r"Unsupported operand 1(?:4\d|5[01])\b")
 
 
@@ -93,9 +96,10 @@ def _rewritten(path: Path, error: Exception, *, is_zip: bool) -> FileError:
     if type(error).__name__ == "UnpicklingError":
         blocked = _blocking_globals(path, message, is_zip=is_zip)
         if blocked:
+            arrays = all(name.startswith("numpy.") for name in blocked)
             return FileError(
                 f"{path}: expected tensors only, found {names(blocked)}, and loading such objects could run"
-                f" code; {RESAVE}."
+                f" code; {_RESAVE_ARRAYS if arrays else RESAVE}."
             )
         if _OTHER_PICKLE_PROTOCOL.search(message):
             return FileError(

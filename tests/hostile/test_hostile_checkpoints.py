@@ -20,6 +20,7 @@ import torch
 from rlu_cli.errors import FileError, RluError
 from rlu_cli.files.checkpoint import read_checkpoint
 from rlu_cli.files.safetensors_io import save_safetensors
+from rlu_cli.files.sniff import FileKind, sniff
 
 WEIGHTS = {"fc.weight": torch.arange(12.0).reshape(3, 4), "fc.bias": torch.arange(3.0), "n": torch.tensor(3)}
 
@@ -164,6 +165,28 @@ def test_terminal_codes_in_names_are_not_shown(tmp_path: Path) -> None:
     refused(tmp_path / "i.json")
     torch.save({"\x1b[31mx\n": 1}, tmp_path / "k.pt")
     refused(tmp_path / "k.pt")
+
+
+def test_flatbuffer_whose_list_of_fields_passes_the_end(tmp_path: Path) -> None:
+    data = bytearray(200)
+    struct.pack_into("<I", data, 0, 16)
+    struct.pack_into("<i", data, 16, 16 - 190)
+    struct.pack_into("<HH", data, 190, 100, 16)
+    (tmp_path / "a").write_bytes(data)
+    assert sniff(tmp_path / "a") is FileKind.UNKNOWN
+
+
+def test_any_bytes_are_told_apart_without_a_fault(tmp_path: Path) -> None:
+    """Small numbers look like the offsets and lengths that protocol buffers and FlatBuffers begin with."""
+    chance = random.Random(0)
+    path = tmp_path / "a"
+    for number in range(4000):
+        length = chance.choice([1, 9, 20, 200, 700])
+        small = [0, 0, 0, 1, 2, 4, 8, 10, 16, chance.randrange(256)]
+        path.write_bytes(
+            chance.randbytes(length) if number % 4 == 0 else bytes(chance.choices(small, k=length))
+        )
+        assert sniff(path) in FileKind
 
 
 # --- damage ------------------------------------------------------------------------------------------
