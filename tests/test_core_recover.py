@@ -16,6 +16,7 @@ from core_cases import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rlu_cli.core import path as path_module
 from rlu_cli.core.confidence import coefficient_matrix
 from rlu_cli.core.methods import AUTO, METHODS, get_method
 from rlu_cli.core.methods import rlu as rlu_module
@@ -291,3 +292,30 @@ def test_search_is_skipped_for_one_step() -> None:
     observation, _ = scripted_observation(LocalTraining(1, 32, 0.05))
     recovery = recover_labels(replace(observation, search_iterations=5))
     assert "search_moves" not in recovery.diagnostics
+
+
+def test_clients_of_one_global_model_share_what_does_not_depend_on_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made: list[str] = []
+    for module, name in ((path_module, "SimplexSolver"), (rlu_module, "MeanSimulator")):
+        original = getattr(module, name)
+
+        def counted(*arguments: object, original=original, name=name, **options: object) -> object:
+            made.append(name)
+            return original(*arguments, **options)
+
+        monkeypatch.setattr(module, name, counted)
+    one_step, _ = scripted_observation(LocalTraining(1, 32, 0.05))
+    for scale in (1.0, 0.9, 0.8):
+        bias = scale * np.asarray(one_step.update.bias)
+        recover_labels(with_bias_update(one_step, bias))
+    assert made == ["SimplexSolver"]
+    made.clear()
+    many, _ = scripted_observation(LocalTraining(4, 32, 0.05))
+    search = replace(many, search_iterations=1, samples=10)
+    first, again = (recover_labels(search) for _ in range(2))
+    assert first.estimate.tobytes() == again.estimate.tobytes()
+    recover_labels(replace(search, samples=20))
+    recover_labels(replace(search, start=replace(search.start)))  # another model, if an equal one
+    assert made == ["MeanSimulator"] * 3

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 import warnings
 from collections.abc import Callable
 
@@ -15,7 +16,7 @@ from scipy.optimize import minimize
 
 from rlu_cli.core import simplex as module
 from rlu_cli.core.confidence import coefficient_matrix
-from rlu_cli.core.simplex import SimplexSolution, simplex_least_squares
+from rlu_cli.core.simplex import SimplexSolution, SimplexSolver, simplex_least_squares
 
 Problem = tuple[np.ndarray, np.ndarray]
 
@@ -202,7 +203,7 @@ def test_certified_at_every_shape_and_scale(rows: int, classes: int, seed: int, 
 def test_block_pivoting_alone_solves_regular_problems(classes: int, seed: int, kind: str) -> None:
     A, u = random_problem(classes, seed, kind)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "_lawson_hanson", lambda B: pytest.fail("block pivoting gave up"))
+        patch.setattr(SimplexSolver, "_lawson_hanson", lambda self, u: pytest.fail("pivoting gave up"))
         assert simplex_least_squares(A, u).certified
 
 
@@ -213,7 +214,7 @@ def test_gap_bounds_what_is_left_to_gain_anywhere_on_the_simplex(classes: int, s
     vertices = np.eye(classes)
     for z in (*vertices, *np.random.default_rng(seed).dirichlet(np.ones(classes), size=5)):
         M = A - u[:, None]
-        gap = module._certify(z, M, 1.0).gap
+        gap = module._certify(z, A, u, 1.0).gap
         assert gap >= objective(A, u, z) - least - 1e-9
         # It is the slope of the objective toward the best vertex (Frank and Wolfe's gap).
         towards = [2 * (M @ z) @ (M @ (z - vertex)) for vertex in vertices]
@@ -224,15 +225,17 @@ def test_gap_bounds_what_is_left_to_gain_anywhere_on_the_simplex(classes: int, s
 def test_lawson_hanson_takes_over(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     A, u = random_problem(12, 21, kind)
     expected = simplex_least_squares(A, u)
-    monkeypatch.setattr(module, "_block_pivoting", lambda B: None)
+    for name in ("_shared_pivoting", "_block_pivoting"):
+        monkeypatch.setattr(SimplexSolver, name, lambda self, u: None)
     solution = check(A, u, [projected_gradient])
     np.testing.assert_allclose(solution.z, expected.z, atol=1e-8)
 
 
 def test_the_better_of_two_failures_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     A, u = random_problem(5, 22, "outside")
-    monkeypatch.setattr(module, "_block_pivoting", lambda B: np.eye(5)[0])
-    monkeypatch.setattr(module, "_lawson_hanson", lambda B: np.eye(5)[1])
+    monkeypatch.setattr(SimplexSolver, "_shared_pivoting", lambda self, u: None)
+    monkeypatch.setattr(SimplexSolver, "_block_pivoting", lambda self, u: np.eye(5)[0])
+    monkeypatch.setattr(SimplexSolver, "_lawson_hanson", lambda self, u: np.eye(5)[1])
     solution = simplex_least_squares(A, u)
     least = min(objective(A, u, z) for z in (slsqp(A, u), projected_gradient(A, u)))
     assert not solution.certified
@@ -240,8 +243,9 @@ def test_the_better_of_two_failures_is_kept(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_no_solver_converging_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_block_pivoting", lambda B: None)
-    monkeypatch.setattr(module, "_lawson_hanson", lambda B: None)
+    for name in ("_shared_pivoting", "_block_pivoting"):
+        monkeypatch.setattr(SimplexSolver, name, lambda self, u: None)
+    monkeypatch.setattr(SimplexSolver, "_lawson_hanson", lambda self, u: None)
     with pytest.raises(ArithmeticError):
         simplex_least_squares(np.eye(3), np.ones(3))
 
@@ -258,3 +262,65 @@ def test_no_solver_converging_is_an_error(monkeypatch: pytest.MonkeyPatch) -> No
 def test_refuses_bad_arguments(A: np.ndarray, u: np.ndarray) -> None:
     with pytest.raises(ValueError, match="expected"):
         simplex_least_squares(A, u)
+
+
+@pytest.mark.parametrize("kind", ["inside", "outside", "noisy"])
+@pytest.mark.parametrize("classes", [3, 30, 120])
+def test_clients_that_share_a_get_the_same_bytes_in_any_order(kind: str, classes: int) -> None:
+    rng = np.random.default_rng(classes)
+    A, _ = random_problem(classes, 31, kind)
+    updates = [A @ rng.dirichlet(np.full(classes, 0.3)) for _ in range(6)]
+    if kind != "inside":
+        updates = [u + rng.normal(size=classes) * (1.0 if kind == "outside" else 0.01) for u in updates]
+    shared, backwards = SimplexSolver(A), SimplexSolver(A)
+    forth = [shared.solve(u) for u in updates]
+    back = [backwards.solve(u) for u in updates[::-1]][::-1]
+    for u, first, second in zip(updates, forth, back, strict=True):
+        assert first.certified
+        assert first.z.tobytes() == second.z.tobytes() == simplex_least_squares(A, u).z.tobytes()
+        assert (first.residual, first.gap) == (second.residual, second.gap)
+
+
+@given(st.integers(2, 40), st.integers(0, 10_000), st.sampled_from(["inside", "outside", "noisy", "dense"]))
+def test_same_solution_without_the_shared_inverse_and_by_lawson_hanson(
+    classes: int, seed: int, kind: str
+) -> None:
+    A, u = random_problem(classes, seed, kind)
+    found = simplex_least_squares(A, u)
+    for methods in (("_shared_pivoting",), ("_shared_pivoting", "_block_pivoting")):
+        with pytest.MonkeyPatch.context() as patch:
+            for name in methods:
+                patch.setattr(SimplexSolver, name, lambda self, u: None)
+            other = simplex_least_squares(A, u)
+        assert other.certified
+        assert objective(A, u, found.z) <= objective(A, u, other.z) * (1 + 1e-9) + 1e-13
+        if kind != "dense":
+            np.testing.assert_allclose(found.z, other.z, atol=1e-7)
+
+
+@pytest.mark.parametrize("smallest", [1e-4, 1e-6, 1e-8])
+def test_models_that_are_sure_need_no_other_solver(monkeypatch: pytest.MonkeyPatch, smallest: float) -> None:
+    """Errors of very unequal size make A ill-conditioned: H⁻¹ may fail, pivoting must not."""
+    rng = np.random.default_rng(5)
+    classes = 60
+    wrong = np.exp(rng.uniform(np.log(smallest), np.log(0.1), size=classes))
+    rows = rng.dirichlet(np.full(classes, 0.3), size=classes)
+    A = coefficient_matrix((1 - wrong)[:, None] * np.eye(classes) + wrong[:, None] * rows)
+    monkeypatch.setattr(SimplexSolver, "_lawson_hanson", lambda self, u: pytest.fail("pivoting gave up"))
+    z = rng.dirichlet(np.full(classes, 0.3))
+    assert check(A, A @ z, oracles=[]).residual < 1e-10
+    check(A, A @ z + 1e-3 * rng.normal(size=classes), oracles=[])
+
+
+def test_a_client_more_costs_less_than_the_first() -> None:
+    """AᵀA and its inverse are shared."""
+    A, u = random_problem(1000, 6, "noisy")
+    solver = SimplexSolver(A)
+    rng = np.random.default_rng(7)
+    times = []
+    for _ in range(4):
+        start = time.process_time()
+        assert solver.solve(u).certified
+        times.append(time.process_time() - start)
+        u = u + 0.01 * rng.normal(size=1000)
+    assert min(times[1:]) < times[0]

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
 from rlu_cli.core.confidence import coefficient_matrix
 from rlu_cli.core.schemes import path_position
-from rlu_cli.core.simplex import SimplexSolution, simplex_least_squares
-from rlu_cli.core.types import FloatArray, Observation
+from rlu_cli.core.simplex import SimplexSolution, SimplexSolver, simplex_least_squares
+from rlu_cli.core.types import FloatArray, ModelStatistics, Observation
 
 _STEADY = 1e-6
 """Change of the position below which it counts as found."""
@@ -17,6 +18,10 @@ _STEADY = 1e-6
 _ROUNDS = 10
 _DECAY_RANGE = (0.02, 50.0)
 """Ratios of the gradient at the two ends that are believed; noise alone can make it any number."""
+
+
+_solvers: WeakKeyDictionary[ModelStatistics, SimplexSolver] = WeakKeyDictionary()
+"""With A of a global model, for as long as its statistics live: one-step clients share it."""
 
 
 @dataclass(frozen=True)
@@ -53,8 +58,9 @@ def solve_on_path(observation: Observation, u: FloatArray) -> PathSolution:
     """
     start, end = observation.start, observation.end
     if observation.training.steps == 1 or end is None:
-        solution = simplex_least_squares(coefficient_matrix(start.confidence), u)
-        return PathSolution(solution, 0.0, 1.0, start.confidence, start.embedding_mean)
+        if start not in _solvers:
+            _solvers[start] = SimplexSolver(coefficient_matrix(start.confidence))
+        return PathSolution(_solvers[start].solve(u), 0.0, 1.0, start.confidence, start.embedding_mean)
     A_start, A_end = coefficient_matrix(start.confidence), coefficient_matrix(end.confidence)
     decay = 1.0
     position = path_position(observation.training)

@@ -88,9 +88,11 @@ class Responses:
     spread: FloatArray
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class ModelStatistics:
     """What one model does with the auxiliary data; logits are always known, embeddings may not be.
+
+    Compared by identity, so that what was worked out from one model's serves all of its clients.
 
     moments : class-conditional logit moments
     confidence : shape (N, N), S[n, j] = E[s_j | class n], rows sum to 1

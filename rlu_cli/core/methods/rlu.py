@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from weakref import WeakKeyDictionary
+
 import numpy as np
 
 from rlu_cli.core.embedding import embedding_gram
 from rlu_cli.core.methods.base import Capabilities, Method, Problem
 from rlu_cli.core.rounding import round_to_total
 from rlu_cli.core.search import MeanSimulator, posterior_search
-from rlu_cli.core.types import Estimate, FloatArray, Note, Observation
+from rlu_cli.core.types import Estimate, FloatArray, ModelStatistics, Note, Observation
+
+_simulators: WeakKeyDictionary[ModelStatistics, tuple[object, MeanSimulator]] = WeakKeyDictionary()
+"""Of the client before, for the next one of the same global model that trained alike."""
 
 
 def solve(problem: Problem) -> Estimate:
@@ -63,16 +68,8 @@ def _search(
         constant = observation.start.embeddings_for("the posterior search")[0] @ k.weight.T
         if k.bias is not None:
             constant = constant + k.bias
-    simulator = MeanSimulator(
-        observation.start.moments,
-        embedding_gram(observation.start, has_bias=observation.head.bias is not None),
-        training,
-        samples=observation.samples,
-        seed=observation.seed,
-        device=observation.device,
-    )
     (result,) = posterior_search(
-        simulator,
+        _simulator(observation),
         observation.end.moments.mean[None],
         first[None],
         observation.search_iterations,
@@ -86,6 +83,23 @@ def _search(
     if result.moves == 0:
         return proportions, diagnostics
     return np.asarray(result.counts / training.samples), diagnostics
+
+
+def _simulator(observation: Observation) -> MeanSimulator:
+    start, has_bias = observation.start, observation.head.bias is not None
+    key = (observation.training, has_bias, observation.samples, observation.seed, observation.device)
+    known, simulator = _simulators.get(start, (None, None))
+    if simulator is None or known != key:
+        simulator = MeanSimulator(
+            start.moments,
+            embedding_gram(start, has_bias=has_bias),
+            observation.training,
+            samples=observation.samples,
+            seed=observation.seed,
+            device=observation.device,
+        )
+        _simulators[start] = (key, simulator)
+    return simulator
 
 
 RLU = Method(
