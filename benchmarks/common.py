@@ -23,6 +23,18 @@ NORMALIZATION = "mean=0.286;std=0.353"
 """Of Fashion-MNIST."""
 
 
+PEAK = """
+import re, sys
+from rlu_cli.cli.app import run
+code = run(sys.argv[1:])
+with open("/proc/self/status") as status:
+    print(re.search(r"VmHWM:\\s+(\\d+) kB", status.read())[1], file=sys.stderr)
+sys.exit(code)
+"""
+"""Runs the command line and then says its peak memory in kB on stderr: Linux's own count, which starts anew
+with the program, where that of getrusage begins with the parent's."""
+
+
 def lenet_at_accuracy(images: ImageSet, target: float, *, seed: int, lr: float = 0.01) -> dict[str, Tensor]:
     """A LeNet-5 trained centrally by plain SGD (batch 32) until it reaches an accuracy; untrained for 0.
 

@@ -24,7 +24,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from common import machine, markdown, write_ndjson
+from common import PEAK, machine, markdown, write_ndjson
 from PIL import Image
 from safetensors.torch import load_file
 from scipy.optimize import nnls
@@ -42,15 +42,6 @@ from rlu_cli.models import LeNet5, ResNet50
 ROOT = Path(__file__).resolve().parent.parent
 SAMPLES = ROOT / "sample_data"
 RESULTS = Path(__file__).parent / "results" / "many_locals.ndjson"
-PEAK = """
-import re, sys
-from rlu_cli.cli.app import run
-code = run(sys.argv[1:])
-with open("/proc/self/status") as status:
-    print(re.search(r"VmHWM:\\s+(\\d+) kB", status.read())[1], file=sys.stderr)
-sys.exit(code)
-"""
-"""Linux's own count, which starts anew with the program; that of getrusage begins with the parent's."""
 
 
 def main() -> None:

@@ -105,6 +105,8 @@ def build_network(
     except MismatchError as error:
         hint = adapter_hint(checkpoint.tensors)
         raise MismatchError(f"{str(error).rstrip('.')}{hint}") if hint else error from None
+    if spec.kind == "builtin":  # others may flatten with view(), which this layout would break
+        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     model.requires_grad_(False)
     model.eval().to(device)
     channels = input_channels(model, size)

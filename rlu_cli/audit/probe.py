@@ -20,9 +20,11 @@ from rlu_cli.models.head import HeadTap, flatten_logits
 _LARGEST_BATCH = 256
 """Images at once where that changes nothing but speed."""
 
-_MAP_BYTES = 64 * 2**20
-"""Size of a layer's output up to which a batch grows. It is the same on every machine, whatever memory is
-free there, since the batch size decides how sums are rounded."""
+_SMALLEST_BATCH = 4
+_MAP_BYTES = {"cpu": 8 * 2**20}
+_MAP_BYTES_ELSEWHERE = 256 * 2**20
+"""Size of a layer's output up to which a batch grows: what a processor's cache takes, and a GPU's memory. It
+is the same on every machine, whatever is free there, since the batch size decides how sums are rounded."""
 
 _TRAINING_BATCH = 64
 """Batch size under batch statistics where the client's is not known."""
@@ -110,7 +112,8 @@ def _batch_for_memory(model: nn.Module, image: Tensor) -> int:
         for module in model.modules():
             hooks.callback(module.register_forward_hook(see).remove)
         _forward(model, image)
-    return max(1, min(_LARGEST_BATCH, _MAP_BYTES // largest))
+    room = _MAP_BYTES.get(image.device.type, _MAP_BYTES_ELSEWHERE)
+    return max(_SMALLEST_BATCH, min(_LARGEST_BATCH, room // largest))
 
 
 def _forward(model: nn.Module, pixels: Tensor) -> Tensor:
