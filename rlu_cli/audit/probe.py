@@ -57,9 +57,7 @@ def probe(
     with torch.inference_mode(), _batch_statistics(network.model, batch_norm == "batch"):
         if batch_size is None:
             one = normalization.apply(images.pixels[:1].to(device))
-            batches: Sequence[Tensor] = torch.split(
-                torch.arange(count), _batch_for_memory(network.model, one)
-            )
+            batches: Sequence[Tensor] = torch.split(torch.arange(count), batch_for_memory(network.model, one))
         else:
             batches = _shuffled(count, batch_size, seed)
         logits = embeddings = None
@@ -99,7 +97,7 @@ def batch_that_matters(model: nn.Module, batch_norm: str, batch_size: int | None
     return None
 
 
-def _batch_for_memory(model: nn.Module, image: Tensor) -> int:
+def batch_for_memory(model: nn.Module, image: Tensor) -> int:
     """How many images fit, by the largest output that any layer has for the one given."""
     largest = 1
 
