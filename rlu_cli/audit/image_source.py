@@ -164,15 +164,15 @@ class ImageSource:
         Nobody can tell by its name what code of the user's own does, so the network's answer on two images
         stands for it. (Its source wouldn't do, since it may import anything.)
         """
-        images, spec = self.auxiliary.images, self.network.spec
+        spec = self.network.spec
         library = {"timm", "torchvision"} & {spec.kind}
         return {
             "weights": sha256_tensors(self.network.named(self.reference if local is None else local)),
             "network": str(spec),
             "library": [version(name) for name in library],
-            "answer": self._answer(local, batch_size) if spec.kind in ("module", "file") else None,
+            "answer": self._answer if spec.kind in ("module", "file") else None,
             "output_layer": self.network.layer.name,
-            "images": sha256_tensors({"pixels": images.pixels, "labels": images.labels}),
+            "images": self._digest,
             "normalize": str(self.auxiliary.normalization),
             "batch_norm": self.batch_norm,
             "batch_size": batch_size,
@@ -195,11 +195,17 @@ class ImageSource:
         with self.reporter(f"auxiliary images through the {what}") as update:
             return self._pass(images, local, batch_size, update)
 
-    def _answer(self, local: Checkpoint | None, batch_size: int | None) -> str:
-        """What the network makes of two images, in short."""
+    @cached_property
+    def _digest(self) -> str:
+        images = self.auxiliary.images
+        return sha256_tensors({"pixels": images.pixels, "labels": images.labels})
+
+    @cached_property
+    def _answer(self) -> str:
+        """What the network makes of two images under the global weights, in short."""
         images = self.auxiliary.images
         few = replace(images, pixels=images.pixels[:2], labels=images.labels[:2])
-        found = self._pass(few, local, batch_size and 2)
+        found = self._pass(few, None, self.effective_batch(2))
         assert found.embeddings is not None
         return sha256_tensors(
             {"logits": torch.from_numpy(found.logits), "embeddings": torch.from_numpy(found.embeddings)}
