@@ -35,6 +35,7 @@ from rlu_cli.audit.updates import update_kind
 from rlu_cli.core.checks import check_sign
 from rlu_cli.core.methods import get_method
 from rlu_cli.core.recover import normalised_update, recover_labels
+from rlu_cli.core.residuals import ResidualPath
 from rlu_cli.core.types import Head, LocalTraining, ModelStatistics, Note, Observation, Recovery
 from rlu_cli.core.variates import STATEFUL
 from rlu_cli.errors import MismatchError, UsageError
@@ -217,19 +218,30 @@ class Auditor:
         """Statistics of the global model for a client of this batch size: stored ones, or measured once."""
         if self.stored is not None:
             return self.stored.statistics
+        return self._measured_start(batch_size).statistics
+
+    def _measured_start(self, batch_size: int | None) -> Measurement:
+        """The global model for a client of this batch size, measured once."""
         effective = self.source.effective_batch(batch_size)
         if effective not in self._starts:
             for other in self._starts.values():
                 other.forget_activations()
             self._starts[effective] = self._measurement(None, effective)
-        return self._starts[effective].statistics
+        return self._starts[effective]
 
-    def _end(self, local: Checkpoint, batch_size: int) -> ModelStatistics:
-        """Statistics of a local model, of which all weights are read."""
+    def _end(self, local: Checkpoint, batch_size: int) -> Measurement:
+        """A local model, of which all weights are read."""
         if self.source.reads_weights:
             check_finite(local.tensors, where=local.path)
-        effective = self.source.effective_batch(batch_size)
-        return self._measurement(local, effective).statistics
+        return self._measurement(local, self.source.effective_batch(batch_size))
+
+    def _residuals(self, end: Measurement | None, local: Checkpoint, training: LocalTraining) -> ResidualPath:
+        """Single samples' residuals on a client's way; ``local`` is the whole model where ``end`` is."""
+        start = self._measured_start(training.batch_size).residuals
+        if end is None:
+            return ResidualPath(start)
+        effective = self.source.effective_batch(training.batch_size)
+        return ResidualPath(start, end.residuals, self.source.replay(local, training, effective))
 
     def _measurement(self, local: Checkpoint | None, batch_size: int | None) -> Measurement:
         """A model's measurement, with its place in the cache if there is one."""
@@ -274,12 +286,16 @@ class Auditor:
         )
         notes += self._stored_for_another_batch(record.training.batch_size)
         needs_end = any(method.needs_end(record.training) for method in chosen)
+        whole = opened.weights() if needs_end else local
+        end = self._end(whole, record.training.batch_size) if needs_end else None
+        needs_residuals = any(method.needs_residuals for method in chosen)
         observation = Observation(
             update=opened.update,
             head=opened.head,
             training=record.training,
             start=self._start(record.training.batch_size),
-            end=self._end(opened.weights(), record.training.batch_size) if needs_end else None,
+            end=None if end is None else end.statistics,
+            residuals=self._residuals(end, whole, record.training) if needs_residuals else None,
             constant_gradient=constant,
             rounding=opened.rounding,
             samples=self.run.samples,

@@ -14,7 +14,8 @@ from rlu_cli.audit.candidates import head_candidates
 from rlu_cli.audit.logits_file import LOCAL, LogitsFile, as_tensors, read_logits, reproduces
 from rlu_cli.audit.network import read_head
 from rlu_cli.audit.options import LogitsOptions, ModelOptions
-from rlu_cli.core.types import Activations, Note
+from rlu_cli.audit.replay import Replay
+from rlu_cli.core.types import Activations, LocalTraining, Note
 from rlu_cli.errors import MismatchError, UsageError
 from rlu_cli.files.checkpoint import Checkpoint
 from rlu_cli.files.hashing import sha256_file, sha256_tensors
@@ -145,6 +146,10 @@ class GivenLogits:
 
     def effective_batch(self, batch_size: int | None) -> int | None:
         """None: what is in the file does not depend on it."""
+        return None
+
+    def replay(self, local: Checkpoint, training: LocalTraining, batch_size: int | None) -> Replay | None:
+        """None: nothing here can be trained."""
         return None
 
     def activations(self, local: Checkpoint | None, batch_size: int | None) -> Activations:

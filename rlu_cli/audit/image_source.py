@@ -24,7 +24,9 @@ from rlu_cli.audit.network import Network, build_network, choose_spec
 from rlu_cli.audit.options import AuxOptions, ModelOptions, RunOptions
 from rlu_cli.audit.probe import batch_that_matters, probe
 from rlu_cli.audit.progress import Reporter, Update
-from rlu_cli.core.types import Activations, Note
+from rlu_cli.audit.replay import Replay
+from rlu_cli.core.types import Activations, LocalTraining, Note
+from rlu_cli.core.variates import STATEFUL
 from rlu_cli.errors import UsageError
 from rlu_cli.files.checkpoint import Checkpoint
 from rlu_cli.files.hashing import sha256_tensors
@@ -62,7 +64,7 @@ class ImageSource:
         self.reporter = reporter
         self._given_names = class_names
         self._reading = reading(aux_options, seed=run.seed)
-        self._loaded = reference
+        self._loaded: Checkpoint | None = reference
         self._notes: list[Note] = []
 
     @property
@@ -194,6 +196,27 @@ class ImageSource:
         images = self.auxiliary.images
         with self.reporter(f"auxiliary images through the {what}") as update:
             return self._pass(images, local, batch_size, update)
+
+    def replay(self, local: Checkpoint, training: LocalTraining, batch_size: int | None) -> Replay | None:
+        """The client's training again on the auxiliary images.
+
+        None for schemes whose constant gradients are known of the output layer alone.
+        """
+        if training.scheme in STATEFUL:
+            return None
+        self._loaded = None
+        return Replay(
+            self.network,
+            self.auxiliary.images,
+            self.auxiliary.normalization,
+            self.network.named(self.reference),
+            self.network.named(local),
+            training,
+            batch_norm=self.batch_norm,
+            batch_size=batch_size,
+            seed=self.run.seed,
+            device=self.run.device,
+        )
 
     @cached_property
     def _digest(self) -> str:

@@ -150,6 +150,7 @@ def _classes(names: Sequence[str], recovery: Recovery) -> list[dict[str, Any]]:
             "estimate": float(recovery.estimate[n]),
             "low": bound(recovery.low, n),
             "high": bound(recovery.high, n),
+            "presence": bound(recovery.presence, n),
         }
         for n, name in enumerate(names)
     ]

@@ -10,8 +10,10 @@ from torch import Tensor
 
 from rlu_cli.audit.cache import Slot
 from rlu_cli.audit.options import RunOptions
+from rlu_cli.audit.replay import Replay
 from rlu_cli.core.moments import model_statistics
-from rlu_cli.core.types import Activations, ModelStatistics, Note
+from rlu_cli.core.residuals import ResidualMoments, residual_moments, residuals
+from rlu_cli.core.types import Activations, LocalTraining, ModelStatistics, Note
 from rlu_cli.files.checkpoint import Checkpoint
 
 
@@ -54,6 +56,9 @@ class Source(Protocol):
     def activations(self, local: Checkpoint | None, batch_size: int | None) -> Activations:
         """Of a local model, or of the global one; ``batch_size`` is an effective one."""
 
+    def replay(self, local: Checkpoint, training: LocalTraining, batch_size: int | None) -> Replay | None:
+        """A client's training again on auxiliary samples, None where there is no network to train."""
+
 
 class Measurement:
     """One model on the auxiliary data. Nothing is computed before it is asked for.
@@ -85,6 +90,12 @@ class Measurement:
     def activations(self) -> Activations:
         """Logits and embeddings of every auxiliary sample: a pass over them."""
         return self._source.activations(self._local, self._batch_size)
+
+    @property
+    def residuals(self) -> ResidualMoments:
+        """What single samples do to the bias."""
+        found = self.activations
+        return residual_moments(residuals(found.logits, found.labels), found.labels)
 
     def forget_activations(self) -> None:
         """Free their memory; they are computed again should they be asked for."""

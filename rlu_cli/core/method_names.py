@@ -4,6 +4,7 @@ from __future__ import annotations
 
 METHOD_NAMES = (
     "rlu",
+    "gls",
     "idlg",
     "gradinversion",
     "rlg",

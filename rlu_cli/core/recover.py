@@ -123,6 +123,7 @@ def recover_labels(observation: Observation, *, method: str = "auto") -> Recover
         estimate=total * estimate.proportions,
         low=estimate.low,
         high=estimate.high,
+        presence=estimate.presence,
         diagnostics={
             "residual": None,
             "aux_accuracy": observation.start.overall_accuracy,

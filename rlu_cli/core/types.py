@@ -8,12 +8,15 @@ Symbols, as everywhere in this package: N classes, L embedding size, m local ste
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rlu_cli.errors import MismatchError
+
+if TYPE_CHECKING:
+    from rlu_cli.core.residuals import ResidualPath
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
@@ -182,6 +185,7 @@ class Observation:
         FedDC's linear terms), None where there is none
     rounding : norm of the error that storing the weights in a type coarser than float32 left in Δb (in ΔW
         for a head without bias), 0 where there is none
+    residuals : single samples' residuals along the client's way, for the methods that ask for them
     """
 
     update: HeadUpdate
@@ -191,6 +195,7 @@ class Observation:
     end: ModelStatistics | None = None
     constant_gradient: Head | None = None
     rounding: float = 0.0
+    residuals: ResidualPath | None = None
     samples: int = 10_000
     search_iterations: int = 0
     seed: int = 0
@@ -210,7 +215,8 @@ class Estimate:
     """A method's answer before rounding.
 
     proportions : z, shape (N,), on the simplex
-    low, high : bounds of the counts, shape (N,), where the method has an error model
+    low, high : 95 % bounds of the counts, shape (N,), where the method has an error model
+    presence : probability that there is any sample of the class, shape (N,), likewise
     """
 
     proportions: FloatArray
@@ -218,6 +224,7 @@ class Estimate:
     warnings: tuple[Note, ...] = ()
     low: FloatArray | None = None
     high: FloatArray | None = None
+    presence: FloatArray | None = None
 
 
 @dataclass(frozen=True)
@@ -234,5 +241,6 @@ class Recovery:
     estimate: FloatArray
     low: FloatArray | None
     high: FloatArray | None
+    presence: FloatArray | None
     diagnostics: dict[str, Any]
     warnings: tuple[Note, ...]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from rlu_cli.core.methods.base import Capabilities, Method
 from rlu_cli.core.methods.dimitrov import DIMITROV
 from rlu_cli.core.methods.ebi import EBI
+from rlu_cli.core.methods.gls import GLS
 from rlu_cli.core.methods.gradinversion import GRADINVERSION
 from rlu_cli.core.methods.idlg import IDLG
 from rlu_cli.core.methods.ilrg import ILRG
@@ -22,6 +23,7 @@ METHODS: dict[str, Method] = {
     method.name: method
     for method in (
         RLU,
+        GLS,
         IDLG,
         GRADINVERSION,
         RLG,

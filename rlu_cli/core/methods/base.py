@@ -73,6 +73,7 @@ class Method:
     capabilities : where it holds, None where that means nothing (random)
     needs_bias : whether the head must have a bias
     uses_auxiliary : whether the counts depend on the auxiliary data
+    needs_residuals : whether it wants single samples' residuals (`Observation.residuals`)
     """
 
     name: str
@@ -83,6 +84,7 @@ class Method:
     capabilities: Capabilities | None = None
     needs_bias: bool = False
     uses_auxiliary: bool = False
+    needs_residuals: bool = False
 
 
 def never(training: LocalTraining) -> bool:

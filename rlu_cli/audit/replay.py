@@ -1,0 +1,138 @@
+"""Train the global model again on auxiliary samples, to see what a client's models did on their way."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from rlu_cli.audit.network import Network
+from rlu_cli.audit.probe import probe
+from rlu_cli.core.residuals import ResidualMoments, residual_moments, residuals
+from rlu_cli.core.rounding import round_to_total
+from rlu_cli.core.schemes import impulse_response
+from rlu_cli.core.types import FloatArray, IntArray, LocalTraining
+from rlu_cli.images import ImageSet, Normalization
+from rlu_cli.simulation.client import Batch, local_training
+
+_NODES = 10
+"""Models on the way that the auxiliary images are passed through."""
+
+_EARLY = 1.7
+"""How much denser the nodes are at the beginning, where gradients shrink fastest."""
+
+
+@dataclass(frozen=True)
+class Replay:
+    """One client's training, ready to be replayed on any class mix.
+
+    From the global model the client's own optimiser takes its m steps, on batches of auxiliary samples
+    mixed by z. The replayed models θ̃^τ end elsewhere than the client did, so they are drawn to its model
+    evenly: θ^τ = θ̃^τ + (τ/m)(θ_local − θ̃^m), which is right at both ends.
+
+    start, end : state dicts of the global and the local model, under the model's own names
+    batch_norm, batch_size : how the auxiliary images are passed, see `probe`
+    """
+
+    network: Network
+    images: ImageSet
+    normalization: Normalization
+    start: Mapping[str, Tensor]
+    end: Mapping[str, Tensor]
+    training: LocalTraining
+    batch_norm: str
+    batch_size: int | None
+    seed: int
+    device: str
+
+    def __call__(self, z: FloatArray) -> ResidualMoments | None:
+        """Moments of Σ_τ ρ^τ r^τ / Σ_τ ρ^τ over the auxiliary samples; None where training diverges."""
+        steps = self.training.steps
+        batches = self._batches(z)
+        model = copy.deepcopy(self.network.model).requires_grad_(True)
+        *_, (_, last) = self._train(model, batches, at=[steps])
+        missing = {
+            name: self.end[name].to(self.device) - value
+            for name, value in last.items()
+            if value.is_floating_point()
+        }
+        if not all(bool(torch.isfinite(value).all()) for value in missing.values()):
+            return None
+        nodes, weights = replay_nodes(self.training)
+        total: FloatArray | None = None
+        for (node, state), weight in zip(self._train(model, batches, at=nodes), weights, strict=True):
+            pull = node / steps
+            drawn = {name: v + pull * missing[name] if name in missing else v for name, v in state.items()}
+            self.network.model.load_state_dict(drawn)
+            found = probe(
+                self.network,
+                self.images,
+                self.normalization,
+                batch_norm=self.batch_norm,
+                batch_size=self.batch_size,
+                seed=self.seed,
+                device=self.device,
+            )
+            part = weight * residuals(found.logits, found.labels)
+            total = part if total is None else total + part
+        assert total is not None
+        return residual_moments(total / sum(weights), self.images.labels.numpy())
+
+    def _train(
+        self, model: nn.Module, batches: list[IntArray], *, at: list[int]
+    ) -> Iterator[tuple[int, dict[str, Tensor]]]:
+        """Train from the global model; the state before each of the steps ``at``, m being the end."""
+        model.load_state_dict(dict(self.start))
+        seen: list[tuple[int, dict[str, Tensor]]] = []
+        wanted = set(at)
+
+        def feed() -> Iterator[Batch]:
+            for step, rows in enumerate(batches):
+                if step in wanted:
+                    seen.append((step, self._state(model)))
+                pixels = self.images.pixels[rows].to(self.device)
+                yield self.normalization.apply(pixels), self.images.labels[rows].to(self.device)
+
+        with torch.random.fork_rng(devices=[]), torch.enable_grad():
+            torch.manual_seed(self.seed)  # for dropout
+            local_training(model, feed(), self.training)
+        if len(batches) in wanted:
+            seen.append((len(batches), self._state(model)))
+        yield from seen
+
+    def _state(self, model: nn.Module) -> dict[str, Tensor]:
+        return {name: value.detach().clone() for name, value in model.state_dict().items()}
+
+    def _batches(self, z: FloatArray) -> list[IntArray]:
+        """Rows of auxiliary samples for each step: the whole mix dealt out in random order.
+
+        No sample comes twice before its whole class has been dealt.
+        """
+        rng = np.random.default_rng(self.seed)
+        labels = self.images.labels.numpy()
+        steps, total = self.training.steps, self.training.samples
+        dealt = []
+        for n, count in enumerate(round_to_total(z, total)):
+            members = np.flatnonzero(labels == n)
+            rounds = -(-int(count) // len(members))
+            dealt += [rng.permutation(members) for _ in range(rounds - 1)]
+            dealt.append(rng.permutation(members)[: int(count) - max(0, rounds - 1) * len(members)])
+        deck = rng.permutation(np.concatenate(dealt))
+        return np.array_split(deck, steps)
+
+
+def replay_nodes(training: LocalTraining) -> tuple[list[int], list[float]]:
+    """Steps whose models stand for the steps around them, with the sum of ρ over those.
+
+    All steps up to ten; of more, ten, closer together at the beginning.
+    """
+    rho = impulse_response(training)
+    edges = np.unique(np.rint(training.steps * np.linspace(0, 1, _NODES + 1) ** _EARLY).astype(int))
+    if training.steps <= _NODES:
+        edges = np.arange(training.steps + 1)
+    cells = list(zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True))
+    return [(a + b - 1) // 2 for a, b in cells], [float(rho[a:b].sum()) for a, b in cells]

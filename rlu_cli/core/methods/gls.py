@@ -1,0 +1,196 @@
+"""Generalised least squares: the update's own error model decides what each class output is worth."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.linalg import solve_triangular
+
+from rlu_cli.core.methods.base import Capabilities, Method, Problem
+from rlu_cli.core.residuals import ResidualMoments
+from rlu_cli.core.schemes import impulse_response
+from rlu_cli.core.simplex import SimplexSolution, simplex_least_squares
+from rlu_cli.core.types import Estimate, FloatArray, LocalTraining, Note
+
+_SWEEPS = 4
+"""Alternations of weights and solution; the weights settle in two or three."""
+
+_REPLAYS = 2
+"""Replays of the client's training, each on the proportions found before it."""
+
+_POOLED = 0.1
+"""Share of the classes' common covariance in each one's own: 100 samples say little of rare residuals."""
+
+_FLOOR = 1e-3
+"""Least variance in any direction, as a share of the mean variance."""
+
+_ASTRAY = 0.1
+"""Standard deviation of where between its two ends the client's gradients were taken."""
+
+_DRAWS = 400
+_LEVEL = 0.95
+
+
+@dataclass(frozen=True)
+class ResidualModel:
+    """u = mean z + ε, ε ~ N(0, covariance(z)), in the N − 1 directions that the residuals have.
+
+    parts : mean, factor and weight of each model on the client's way that the moments come from
+    """
+
+    parts: Sequence[tuple[float, ResidualMoments]]
+    training: LocalTraining
+
+    @property
+    def mean(self) -> FloatArray:
+        """E[r | class], shape (N − 1, N), one class a column."""
+        return np.asarray(sum(weight * part.mean for weight, part in self.parts).T[:-1])  # type: ignore[union-attr]
+
+    def covariance(self, z: FloatArray) -> FloatArray:
+        """Of u given the counts of each class, shape (N − 1, N − 1).
+
+            Σ_n C_n (z_n/n_eff + z_n²/K_n)  +  v · M (diag z − z zᵀ) Mᵀ  +  (σ_α)² d dᵀ
+
+        The samples of a class differ (C_n), those of the client as well as the K_n auxiliary ones that M
+        comes from. Of the client's, n_eff = B (Σρ)²/Σρ² count. Steps of unequal weight see unequal mixes:
+        v = Σ_τ (ρ^τ/Σρ − 1/m)²/B, zero for plain SGD. Moments from two ends leave the place between them
+        uncertain: d = (M_end − M_start) z, σ_α = 0.1.
+        """
+        training, N = self.training, len(z)
+        rho = impulse_response(training)
+        share = rho / rho.sum()
+        batch = training.samples / training.steps
+        z = np.maximum(z, 1.0 / (2 * training.samples))
+        kept = np.zeros((N - 1, N - 1))
+        for weight, part in self.parts:
+            own = z * float(share @ share) / batch + z**2 / part.counts
+            scale = weight * ((1 - _POOLED) * own + _POOLED * own.mean())
+            rows = (part.factor[:, :, :-1] * np.sqrt(scale)[:, None, None]).reshape(-1, N - 1)
+            kept += rows.T @ rows
+        M = self.mean
+        if len(self.parts) == 2:
+            way = (self.parts[1][1].mean - self.parts[0][1].mean).T[:-1] @ z
+            kept += _ASTRAY**2 * np.outer(way, way)
+        uneven = float(np.sum((share - 1 / training.steps) ** 2)) / batch
+        kept += uneven * ((M * z) @ M.T - np.outer(M @ z, M @ z))
+        return kept + max(_FLOOR * float(np.trace(kept)) / (N - 1), 1e-16) * np.eye(N - 1)
+
+
+def solve(problem: Problem) -> Estimate:
+    """Label proportions from the bias update, weighed by how much its parts can be trusted.
+
+        min_z (u − M z)ᵀ Σ(z)⁻¹ (u − M z)   over the simplex,     M[:, n] = E[r | class n],  r = onehot − s
+
+    with Σ as `ResidualModel.covariance` says, iterated from equal proportions. M and the classes' own
+    covariances come from the auxiliary samples themselves, without a Gaussian assumption. For several
+    steps they are taken between the two models, where `solve_on_path` places the gradients. If that leaves
+    more of the update unexplained than chance does, the model moved along a curve: the moments are then
+    averaged over a replayed training, from the global model on auxiliary samples mixed by the proportions
+    found before, drawn towards the true local model.
+
+    The bounds are those of 95 % of the solutions for updates drawn again from the error model.
+    """
+    path = problem.observation.residuals
+    assert path is not None
+    training, u = problem.observation.training, problem.u[:-1]
+    parts: Sequence[tuple[float, ResidualMoments]] = [(1.0, path.start)]
+    if path.end is not None:
+        position = problem.path.position
+        parts = [(1 - position, path.start), (position, path.end)]
+    found = fit(ResidualModel(parts, training), u)
+    replays = 0
+    while path.replay is not None and replays < _REPLAYS and (replays or found.unexplained):
+        moments = path.replay(found.solution.z)
+        if moments is None:
+            break
+        found = fit(ResidualModel([(1.0, moments)], training), u)
+        replays += 1
+    total, solution = training.samples, found.solution
+    draws = total * solutions_of_like_updates(found, seed=problem.observation.seed)
+    edge = (1 - _LEVEL) / 2
+    low, high = np.rint(np.quantile(draws, [edge, 1 - edge], axis=0))
+    notes: list[Note] = []
+    if path.end is None and training.steps > 1:
+        message = "the local model's statistics are missing, so S is the global model's all along"
+        notes.append(Note("local-statistics-missing", message))
+    return Estimate(
+        solution.z,
+        {
+            "residual": float(np.linalg.norm(found.model.mean @ solution.z - u)),
+            "duality_gap": solution.gap,
+            "solver_certified": solution.certified,
+            "chi_squared": found.chi_squared,
+            "freedom": found.freedom,
+            "replays": replays,
+        },
+        tuple(notes),
+        low=low,
+        high=high,
+        presence=np.mean(draws >= 0.5, axis=0),
+    )
+
+
+@dataclass(frozen=True)
+class Fit:
+    """The proportions that explain u best under an error model.
+
+    design : Σ^(−1/2) M, shape (N − 1, N)
+    chi_squared : (u − M z)ᵀ Σ⁻¹ (u − M z)
+    freedom : equations less the proportions that are not zero, their sum being known
+    """
+
+    model: ResidualModel
+    solution: SimplexSolution
+    design: FloatArray
+    chi_squared: float
+    freedom: int
+
+    @property
+    def unexplained(self) -> bool:
+        """Whether χ² is more than two standard deviations above its mean."""
+        return self.chi_squared > self.freedom + 2 * float(np.sqrt(2 * self.freedom))
+
+
+def fit(model: ResidualModel, u: FloatArray) -> Fit:
+    """The generalised least-squares proportions for u, shape (N − 1,)."""
+    M = model.mean
+    z = np.full(M.shape[1], 1.0 / M.shape[1])
+    for _ in range(_SWEEPS):
+        root = np.linalg.cholesky(model.covariance(z))
+        white = solve_triangular(root, np.column_stack((M, u)), lower=True)
+        solution = simplex_least_squares(white[:, :-1], white[:, -1])
+        z = solution.z
+    freedom = len(u) + 1 - int(np.count_nonzero(z > 0))
+    return Fit(model, solution, white[:, :-1], solution.residual**2, freedom)
+
+
+def solutions_of_like_updates(found: Fit, *, seed: int) -> FloatArray:
+    """Proportions (draws, N) for updates that scatter about M z as the error model says u does.
+
+    Where χ² exceeds its mean, all errors are taken to be larger by Birge's ratio √((1 + χ²)/(1 + freedom)).
+    """
+    ratio = float(np.sqrt(max(1.0, (1.0 + found.chi_squared) / (1.0 + found.freedom))))
+    centre = found.design @ found.solution.z
+    noise = ratio * np.random.default_rng(seed).standard_normal((_DRAWS, len(centre)))
+    return np.stack([simplex_least_squares(found.design, centre + row).z for row in noise])
+
+
+GLS = Method(
+    name="gls",
+    summary="generalised least squares on the bias update along a replay of the training, with error bars",
+    reference="generalised least squares (Aitken 1936) on the RLU paper's Eq. eq_b_multi",
+    solve=solve,
+    needs_end=lambda training: training.steps > 1,
+    capabilities=Capabilities(
+        batch=True,
+        repeating_labels=True,
+        any_activation=True,
+        several_steps=True,
+        trained_model=True,
+    ),
+    needs_bias=True,
+    uses_auxiliary=True,
+    needs_residuals=True,
+)

@@ -1,0 +1,54 @@
+"""What single samples of a class do to the bias: mean and spread, from the auxiliary samples themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlu_cli.core.moments import logit_moments, softmax
+from rlu_cli.core.types import FloatArray, IntArray, LogitMoments
+
+
+class ResidualMoments(LogitMoments):
+    """Moments of r = onehot(y) − softmax(q), by class y: one sample's share of −∇b.
+
+    mean : shape (N, N), mean[n, j] = E[r_j | class n], that is 1{n = j} − S[n, j] over the samples
+    factor, counts : as in `LogitMoments`
+    """
+
+
+@dataclass(frozen=True)
+class ResidualPath:
+    """Residual moments on the client's way from the global to the local model.
+
+    start, end : of the two models, ``end`` None where the local one was not measured
+    replay : from proportions z, shape (N,), to moments of the residuals averaged over a replayed training
+        on such a mix, weighted by ρ; None where the client can't be replayed. It gives None where the
+        replayed training diverges.
+    """
+
+    start: ResidualMoments
+    end: ResidualMoments | None = None
+    replay: Callable[[FloatArray], ResidualMoments | None] | None = None
+
+
+def residuals(logits: NDArray[np.floating], labels: IntArray) -> FloatArray:
+    """onehot(y) − softmax(q), shape (M, N)."""
+    found = -softmax(logits.astype(np.float64))
+    found[np.arange(len(labels)), labels] += 1.0
+    return found
+
+
+def residual_moments(values: FloatArray, labels: IntArray) -> ResidualMoments:
+    """Moments by class of residuals, shape (M, N), or of their averages over several models.
+
+    Raises
+    ------
+    MismatchError
+        A class without samples, or numbers that are not finite.
+    """
+    found = logit_moments(values, labels, values.shape[1])
+    return ResidualMoments(found.mean, found.factor, found.counts)
