@@ -17,6 +17,7 @@ from rlu_cli.core.rounding import round_to_total
 from rlu_cli.core.schemes import impulse_response
 from rlu_cli.core.types import FloatArray, IntArray, LocalTraining
 from rlu_cli.images import ImageSet, Normalization
+from rlu_cli.models import load_weights
 from rlu_cli.simulation.client import Batch, local_training
 
 _NODES = 10
@@ -49,16 +50,16 @@ class Replay:
     seed: int
     device: str
 
-    def __call__(self, z: FloatArray) -> ResidualMoments | None:
+    def __call__(self, z: FloatArray, draw: int = 0) -> ResidualMoments | None:
         """Moments of Σ_τ ρ^τ r^τ / Σ_τ ρ^τ over the auxiliary samples; None where training diverges."""
         steps = self.training.steps
-        batches = self._batches(z)
+        batches = self._batches(z, draw)
         model = copy.deepcopy(self.network.model).requires_grad_(True)
         *_, (_, last) = self._train(model, batches, at=[steps])
         missing = {
-            name: self.end[name].to(self.device) - value
+            name: self.end[name].to(value) - value
             for name, value in last.items()
-            if value.is_floating_point()
+            if name in self.end and value.is_floating_point()
         }
         if not all(bool(torch.isfinite(value).all()) for value in missing.values()):
             return None
@@ -86,7 +87,7 @@ class Replay:
         self, model: nn.Module, batches: list[IntArray], *, at: list[int]
     ) -> Iterator[tuple[int, dict[str, Tensor]]]:
         """Train from the global model; the state before each of the steps ``at``, m being the end."""
-        model.load_state_dict(dict(self.start))
+        load_weights(model, self.start, where="the global model")
         seen: list[tuple[int, dict[str, Tensor]]] = []
         wanted = set(at)
 
@@ -107,12 +108,12 @@ class Replay:
     def _state(self, model: nn.Module) -> dict[str, Tensor]:
         return {name: value.detach().clone() for name, value in model.state_dict().items()}
 
-    def _batches(self, z: FloatArray) -> list[IntArray]:
+    def _batches(self, z: FloatArray, draw: int = 0) -> list[IntArray]:
         """Rows of auxiliary samples for each step: the whole mix dealt out in random order.
 
         No sample comes twice before its whole class has been dealt.
         """
-        rng = np.random.default_rng(self.seed)
+        rng = np.random.default_rng((self.seed, draw))
         labels = self.images.labels.numpy()
         steps, total = self.training.steps, self.training.samples
         dealt = []

@@ -32,7 +32,7 @@ class ResidualPath:
 
     start: ResidualMoments
     end: ResidualMoments | None = None
-    replay: Callable[[FloatArray], ResidualMoments | None] | None = None
+    replay: Callable[[FloatArray, int], ResidualMoments | None] | None = None
 
 
 def residuals(logits: NDArray[np.floating], labels: IntArray) -> FloatArray:

@@ -17,8 +17,8 @@ from rlu_cli.core.types import Estimate, FloatArray, LocalTraining, Note
 _SWEEPS = 4
 """Alternations of weights and solution; the weights settle in two or three."""
 
-_REPLAYS = 2
-"""Replays of the client's training, each on the proportions found before it."""
+_REPLAYS = 3
+"""Replays of the client's training that the last solution rests on; how they differ is an error of its own."""
 
 _POOLED = 0.1
 """Share of the classes' common covariance in each one's own: 100 samples say little of rare residuals."""
@@ -42,6 +42,7 @@ class ResidualModel:
 
     parts: Sequence[tuple[float, ResidualMoments]]
     training: LocalTraining
+    replays: bool = False
 
     @property
     def mean(self) -> FloatArray:
@@ -56,7 +57,8 @@ class ResidualModel:
         The samples of a class differ (C_n), those of the client as well as the K_n auxiliary ones that M
         comes from. Of the client's, n_eff = B (Σρ)²/Σρ² count. Steps of unequal weight see unequal mixes:
         v = Σ_τ (ρ^τ/Σρ − 1/m)²/B, zero for plain SGD. Moments from two ends leave the place between them
-        uncertain: d = (M_end − M_start) z, σ_α = 0.1.
+        uncertain: d = (M_end − M_start) z, σ_α = 0.1. For R replays this last term is (1 + 1/R) times the
+        covariance of their M z, as the client's own way is one more of them.
         """
         training, N = self.training, len(z)
         rho = impulse_response(training)
@@ -70,9 +72,11 @@ class ResidualModel:
             rows = (part.factor[:, :, :-1] * np.sqrt(scale)[:, None, None]).reshape(-1, N - 1)
             kept += rows.T @ rows
         M = self.mean
-        if len(self.parts) == 2:
-            way = (self.parts[1][1].mean - self.parts[0][1].mean).T[:-1] @ z
-            kept += _ASTRAY**2 * np.outer(way, way)
+        ways = np.stack([part.mean.T[:-1] @ z for _, part in self.parts])
+        if self.replays and len(ways) > 1:
+            kept += (1 + 1 / len(ways)) * np.cov(ways.T)
+        elif len(ways) == 2:
+            kept += _ASTRAY**2 * np.outer(ways[1] - ways[0], ways[1] - ways[0])
         uneven = float(np.sum((share - 1 / training.steps) ** 2)) / batch
         kept += uneven * ((M * z) @ M.T - np.outer(M @ z, M @ z))
         return kept + max(_FLOOR * float(np.trace(kept)) / (N - 1), 1e-16) * np.eye(N - 1)
@@ -85,10 +89,11 @@ def solve(problem: Problem) -> Estimate:
 
     with Σ as `ResidualModel.covariance` says, iterated from equal proportions. M and the classes' own
     covariances come from the auxiliary samples themselves, without a Gaussian assumption. For several
-    steps they are taken between the two models, where `solve_on_path` places the gradients. If that leaves
-    more of the update unexplained than chance does, the model moved along a curve: the moments are then
-    averaged over a replayed training, from the global model on auxiliary samples mixed by the proportions
-    found before, drawn towards the true local model.
+    steps they are taken between the two models, where `solve_on_path` places the gradients; where the
+    client can be replayed, that solution only begins: the moments are then averages over replayed training,
+    from the global model on auxiliary samples mixed by the proportions found before, drawn towards the true
+    local model. One replay corrects the mix; of the following ones the last solution takes the mean, and
+    their differences for an error.
 
     The bounds are those of 95 % of the solutions for updates drawn again from the error model.
     """
@@ -100,13 +105,15 @@ def solve(problem: Problem) -> Estimate:
         position = problem.path.position
         parts = [(1 - position, path.start), (position, path.end)]
     found = fit(ResidualModel(parts, training), u)
-    replays = 0
-    while path.replay is not None and replays < _REPLAYS and (replays or found.unexplained):
-        moments = path.replay(found.solution.z)
-        if moments is None:
-            break
-        found = fit(ResidualModel([(1.0, moments)], training), u)
-        replays += 1
+    replayed: list[ResidualMoments] = []
+    if path.replay is not None and training.steps > 1:
+        first = path.replay(found.solution.z, 0)
+        if first is not None:
+            found = fit(ResidualModel([(1.0, first)], training), u)
+            z = found.solution.z
+            replayed = [m for m in (path.replay(z, draw) for draw in range(1, 1 + _REPLAYS)) if m is not None]
+    if replayed:
+        found = fit(ResidualModel([(1 / len(replayed), m) for m in replayed], training, replays=True), u)
     total, solution = training.samples, found.solution
     draws = total * solutions_of_like_updates(found, seed=problem.observation.seed)
     edge = (1 - _LEVEL) / 2
@@ -123,7 +130,7 @@ def solve(problem: Problem) -> Estimate:
             "solver_certified": solution.certified,
             "chi_squared": found.chi_squared,
             "freedom": found.freedom,
-            "replays": replays,
+            "replays": len(replayed),
         },
         tuple(notes),
         low=low,
@@ -146,11 +153,6 @@ class Fit:
     design: FloatArray
     chi_squared: float
     freedom: int
-
-    @property
-    def unexplained(self) -> bool:
-        """Whether χ² is more than two standard deviations above its mean."""
-        return self.chi_squared > self.freedom + 2 * float(np.sqrt(2 * self.freedom))
 
 
 def fit(model: ResidualModel, u: FloatArray) -> Fit:

@@ -1,0 +1,138 @@
+"""Replayed training against a literal loop by torch's own optimiser."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from sklearn.datasets import load_digits
+from torch import nn
+
+from rlu_cli.audit.network import Network
+from rlu_cli.audit.replay import Replay, replay_nodes
+from rlu_cli.core.residuals import residual_moments, residuals
+from rlu_cli.core.schemes import impulse_response
+from rlu_cli.core.types import LocalTraining
+from rlu_cli.images import ImageSet, parse_normalization
+from rlu_cli.models import find_head, parse_spec
+from rlu_cli.simulation.vectors import snapshot
+
+MIX = np.array([0.3, 0.0, 0.2, 0.1, 0.0, 0.05, 0.15, 0.0, 0.1, 0.1])
+
+State = dict[str, torch.Tensor]
+
+
+def network() -> Network:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 10))
+    model.requires_grad_(False).eval()
+    layer = find_head(model, torch.zeros(2, 1, 8, 8))
+    return Network(model, parse_spec("lenet5"), layer, 1, (8, 8), matched=False, prefix="")
+
+
+def digits(per_class: int = 12) -> ImageSet:
+    x, y = load_digits(return_X_y=True)
+    rows = np.concatenate([np.flatnonzero(y == n)[:per_class] for n in range(10)])
+    pixels = torch.from_numpy((x[rows] * 15).reshape(-1, 1, 8, 8)).to(torch.uint8)
+    return ImageSet(pixels, torch.from_numpy(y[rows]).long(), tuple(map(str, range(10))))
+
+
+def replay(training: LocalTraining, end: State | None = None) -> Replay:
+    net = network()
+    start = snapshot(net.model)
+    return Replay(
+        net, digits(), parse_normalization("none"), start, end or start, training, "batch", None, 3, "cpu"
+    )
+
+
+def literal(found: Replay, training: LocalTraining) -> tuple[State, list[State]]:
+    """The end and the states before each step of plain torch training on the replay's own batches."""
+    model = network().model.requires_grad_(True)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.2, momentum=training.momentum)
+    states = []
+    for rows in found._batches(MIX):
+        states.append(snapshot(model))
+        optimizer.zero_grad()
+        images = found.images.pixels[rows].float() / 255
+        nn.functional.cross_entropy(model(images), found.images.labels[rows]).backward()
+        optimizer.step()
+    return snapshot(model), states
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_a_client_that_trained_on_the_same_batches_is_followed_exactly(momentum: float) -> None:
+    training = LocalTraining(6, 10, 0.2, momentum=momentum)
+    end, states = literal(replay(training), training)
+    found = replay(training, end)(MIX)
+    assert found is not None
+    rho = impulse_response(training)
+    model, images = network().model, digits()
+    total = np.zeros((120, 10))
+    for state, weight in zip(states, rho, strict=True):
+        model.load_state_dict(state)
+        with torch.no_grad():
+            logits = model(images.pixels.float() / 255).numpy()
+        total += weight * residuals(logits, images.labels.numpy())
+    expected = residual_moments(total / rho.sum(), images.labels.numpy())
+    np.testing.assert_allclose(found.mean, expected.mean, atol=2e-6)
+    np.testing.assert_allclose(found.covariance(), expected.covariance(), atol=2e-6)
+
+
+def test_the_way_is_drawn_to_the_clients_own_model() -> None:
+    """A client that did not move at all: two nodes of two steps, the second half way back."""
+    training = LocalTraining(2, 10, 0.2)
+    found = replay(training)
+    end, states = literal(found, training)
+    start, images = states[0], digits()
+    half = {name: states[1][name] + 0.5 * (start[name] - end[name]) for name in start}
+    model = network().model
+    values = []
+    for state in (start, half):
+        model.load_state_dict(state)
+        with torch.no_grad():
+            values.append(residuals(model(images.pixels.float() / 255).numpy(), images.labels.numpy()))
+    moments = found(MIX)
+    assert moments is not None
+    expected = residual_moments((values[0] + values[1]) / 2, images.labels.numpy())
+    np.testing.assert_allclose(moments.mean, expected.mean, atol=2e-6)
+
+
+def test_batches_hold_the_mix_and_deal_each_class_out_before_repeating() -> None:
+    found = replay(LocalTraining(5, 40, 0.1))
+    batches = found._batches(MIX)
+    assert [len(rows) for rows in batches] == [40] * 5
+    rows = np.concatenate(batches)
+    labels = found.images.labels.numpy()
+    np.testing.assert_array_equal(np.bincount(labels[rows], minlength=10), np.rint(200 * MIX))
+    uses = np.bincount(rows, minlength=120)
+    for n in range(10):
+        own = uses[labels == n]
+        assert own.max() - own.min() <= 1
+
+
+@pytest.mark.parametrize("steps", [1, 3, 10, 11, 47, 160, 785])
+def test_nodes_share_out_all_steps(steps: int) -> None:
+    training = LocalTraining(steps, 8, 0.01, momentum=0.5)
+    nodes, weights = replay_nodes(training)
+    assert sum(weights) == pytest.approx(impulse_response(training).sum())
+    assert nodes == sorted(set(nodes)) and nodes[0] >= 0 and nodes[-1] < steps
+    if steps <= 10:
+        assert nodes == list(range(steps))
+    else:
+        assert len(nodes) <= 10
+
+
+def test_diverging_training_gives_nothing() -> None:
+    assert replay(LocalTraining(30, 10, 1e20))(MIX) is None
+
+
+def test_the_same_seed_gives_the_same_bytes_and_no_global_randomness() -> None:
+    found = replay(LocalTraining(4, 10, 0.2))
+    torch.manual_seed(1)
+    first = found(MIX)
+    state = torch.random.get_rng_state()
+    second = found(MIX)
+    assert first is not None and second is not None
+    assert first.mean.tobytes() == second.mean.tobytes()
+    assert torch.equal(state, torch.random.get_rng_state())

@@ -1,0 +1,51 @@
+"""``--method gls`` as a user runs it: bounds, presence, and what it needs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from cli_tools import AUX, QUICK, call, sample, truth
+
+GLS = ("--method", "gls", *QUICK)
+
+
+def test_bounds_and_presence() -> None:
+    document = call("recover", *sample("trained_m10"), *GLS).document
+    counts = truth("trained_m10")
+    inside = 0
+    for row, count in zip(document["classes"], counts, strict=True):
+        assert 0 <= row["low"] <= row["count"] <= row["high"] <= document["total"]
+        assert 0.0 <= row["presence"] <= 1.0
+        inside += row["low"] <= count <= row["high"]
+    assert inside >= 8
+    present = [row["presence"] for row in document["classes"]]
+    assert min(p for p, count in zip(present, counts, strict=True) if count > 20) > 0.95
+    assert document["diagnostics"]["replays"] == 3
+
+
+def test_other_methods_have_no_bounds() -> None:
+    for row in call("recover", *sample("trained_m1"), "--method", "llg", *QUICK).document["classes"]:
+        assert row["low"] is row["high"] is row["presence"] is None
+
+
+def test_same_call_same_bytes() -> None:
+    arguments = ("recover", *sample("trained_m10"), *GLS)
+    assert call(*arguments).out == call(*arguments).out
+
+
+def test_untrained_rounds_are_certain() -> None:
+    document = call("recover", *sample("untrained_m1"), *GLS).document
+    counts = truth("untrained_m1")
+    assert document["counts"] == counts
+    for side in ("low", "high"):
+        assert [row[side] for row in document["classes"]] == counts
+
+
+def test_stored_statistics_are_not_enough(tmp_path: Path) -> None:
+    files = sample("untrained_m1", aux=None)
+    stats = tmp_path / "stats.safetensors"
+    assert call("estimate-logits", *files[:2], "--aux", AUX, "-o", stats, *QUICK).code == 0
+    message = call("recover", *files, "--stats", stats, "--method", "gls").refusal(2)
+    assert "--aux" in message
+    both = call("recover", *files, "--stats", stats, "--aux", AUX, "--method", "gls").document
+    assert both["counts"] == truth("untrained_m1")
