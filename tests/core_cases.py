@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from rlu_cli.core.recover import head_update
+from rlu_cli.core.residuals import ResidualMoments, ResidualPath
 from rlu_cli.core.types import (
     FloatArray,
     Head,
@@ -44,6 +45,12 @@ def statistics_of(S: FloatArray, embeddings: FloatArray) -> ModelStatistics:
         gradient_sum=(S - np.eye(len(S))) * embeddings.sum(axis=1, keepdims=True),
         accuracy=np.ones(len(S)),
     )
+
+
+def exact_residuals(mean: FloatArray) -> ResidualMoments:
+    """Residuals that don't vary within a class."""
+    found = moments_of(mean)
+    return ResidualMoments(found.mean, found.factor, found.counts)
 
 
 def random_head(rng: np.random.Generator, classes: int, size: int, *, bias: bool = True) -> Head:
@@ -120,6 +127,7 @@ def scripted_observation(
         training=training,
         start=statistics,
         end=statistics,
+        residuals=ResidualPath(exact_residuals(np.eye(classes) - S)),
         constant_gradient=k,
     )
     return observation, np.asarray(per_batch * training.steps)

@@ -10,6 +10,7 @@ from rlu_cli.core.methods import METHODS
 from rlu_cli.core.methods.base import Problem
 from rlu_cli.core.moments import model_statistics, softmax
 from rlu_cli.core.recover import head_update, mean_gradient, normalised_update
+from rlu_cli.core.residuals import ResidualPath, residual_moments, residuals
 from rlu_cli.core.types import FloatArray, Head, IntArray, LocalTraining, ModelStatistics, Observation
 
 AUX = 20
@@ -19,8 +20,8 @@ AUX = 20
 def cross_entropy_gradient(head: Head, embeddings: FloatArray, labels: IntArray) -> Head:
     """∇W and ∇b of the mean cross-entropy, written out."""
     logits = embeddings @ head.weight.T + (0.0 if head.bias is None else head.bias)
-    residuals = softmax(logits) - np.eye(head.num_classes)[labels]
-    return Head(residuals.T @ embeddings / len(labels), None if head.bias is None else residuals.mean(axis=0))
+    pulls = softmax(logits) - np.eye(head.num_classes)[labels]
+    return Head(pulls.T @ embeddings / len(labels), None if head.bias is None else pulls.mean(axis=0))
 
 
 def after_steps(head: Head, gradient: Head, training: LocalTraining) -> Head:
@@ -60,8 +61,12 @@ def known_round(
     gradient = cross_entropy_gradient(head, draw(labels), labels)
     local = after_steps(head, gradient, training)
     aux = np.repeat(np.arange(N), AUX)
-    start = statistics(head, draw(aux), aux)
-    return Observation(head_update(local, head), head, training, start=start, end=start)
+    drawn = draw(aux)
+    start = statistics(head, drawn, aux)
+    logits = drawn @ head.weight.T + (0.0 if head.bias is None else head.bias)
+    moments = residual_moments(residuals(logits, aux), aux)
+    path = ResidualPath(moments, moments)
+    return Observation(head_update(local, head), head, training, start=start, end=start, residuals=path)
 
 
 def untrained(classes: int, size: int, *, bias: bool = True) -> Head:

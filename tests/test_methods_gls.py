@@ -6,11 +6,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from core_cases import moments_of, random_confidence
+from core_cases import exact_residuals, random_confidence, scripted_observation
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlu_cli.core.methods.gls import ResidualModel, fit, solutions_of_like_updates
+from rlu_cli.core.recover import recover_labels
 from rlu_cli.core.residuals import ResidualMoments, residual_moments, residuals
 from rlu_cli.core.schemes import impulse_response
 from rlu_cli.core.types import FloatArray, IntArray, LocalTraining
@@ -31,9 +32,7 @@ def samples(seed: int, each: int = 40, spread: float = 1.5) -> tuple[FloatArray,
 
 def exact_moments(seed: int) -> ResidualMoments:
     """Residuals that don't vary within a class."""
-    mean = np.eye(N) - random_confidence(np.random.default_rng(seed), N)
-    found = moments_of(mean)
-    return ResidualMoments(found.mean, found.factor, found.counts)
+    return exact_residuals(np.eye(N) - random_confidence(np.random.default_rng(seed), N))
 
 
 def test_residuals_are_the_gradient_of_cross_entropy() -> None:
@@ -166,3 +165,9 @@ def test_a_class_without_samples_is_refused() -> None:
     keep = labels != 2
     with pytest.raises(MismatchError, match="class index 2"):
         residual_moments(values[keep], labels[keep])
+
+
+def test_observations_without_residuals_are_refused() -> None:
+    observation, _ = scripted_observation(LocalTraining(3, 16, 0.05))
+    with pytest.raises(MismatchError, match="which gls works on"):
+        recover_labels(replace(observation, residuals=None), method="gls")

@@ -106,6 +106,11 @@ def recover_labels(observation: Observation, *, method: str = "auto") -> Recover
             f"expected an output layer with a bias, which {chosen.name} works on, found one without: "
             "choose another --method"
         )
+    if chosen.needs_residuals and observation.residuals is None:
+        raise MismatchError(
+            f"expected single samples' residuals, which {chosen.name} works on, found none: fill "
+            "Observation.residuals, or choose another method"
+        )
     check_training(observation.training)
     update = without_drift(observation)
     u = normalised_update(observation, update)

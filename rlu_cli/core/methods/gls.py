@@ -18,7 +18,7 @@ _SWEEPS = 4
 """Alternations of weights and solution; the weights settle in two or three."""
 
 _REPLAYS = 3
-"""Replays of the client's training that the last solution rests on; how they differ is an error of its own."""
+"""Replays that the last solution rests on; how they differ is an error of its own."""
 
 _POOLED = 0.1
 """Share of the classes' common covariance in each one's own: 100 samples say little of rare residuals."""
@@ -55,19 +55,20 @@ class ResidualModel:
             Σ_n C_n (z_n/n_eff + z_n²/K_n)  +  v · M (diag z − z zᵀ) Mᵀ  +  (σ_α)² d dᵀ
 
         The samples of a class differ (C_n), those of the client as well as the K_n auxiliary ones that M
-        comes from. Of the client's, n_eff = B (Σρ)²/Σρ² count. Steps of unequal weight see unequal mixes:
-        v = Σ_τ (ρ^τ/Σρ − 1/m)²/B, zero for plain SGD. Moments from two ends leave the place between them
-        uncertain: d = (M_end − M_start) z, σ_α = 0.1. For R replays this last term is (1 + 1/R) times the
-        covariance of their M z, as the client's own way is one more of them.
+        comes from. Of the client's, n_eff = B (Σρ)²/Σρ² count, no more than there are different ones. Steps
+        of unequal weight see unequal mixes: v = Σ_τ (ρ^τ/Σρ − 1/m)²/B, zero for plain SGD. Moments from two
+        ends leave the place between them uncertain: d = (M_end − M_start) z, σ_α = 0.1. For R replays this
+        last term is (1 + 1/R) times the covariance of their M z, as the client's own way is one more.
         """
         training, N = self.training, len(z)
         rho = impulse_response(training)
         share = rho / rho.sum()
         batch = training.samples / training.steps
+        alike = max(float(share @ share) / batch, 1.0 / (training.distinct or training.samples))
         z = np.maximum(z, 1.0 / (2 * training.samples))
         kept = np.zeros((N - 1, N - 1))
         for weight, part in self.parts:
-            own = z * float(share @ share) / batch + z**2 / part.counts
+            own = z * alike + z**2 / part.counts
             scale = weight * ((1 - _POOLED) * own + _POOLED * own.mean())
             rows = (part.factor[:, :, :-1] * np.sqrt(scale)[:, None, None]).reshape(-1, N - 1)
             kept += rows.T @ rows
@@ -96,6 +97,10 @@ def solve(problem: Problem) -> Estimate:
     their differences for an error.
 
     The bounds are those of 95 % of the solutions for updates drawn again from the error model.
+
+    Assumptions: auxiliary samples like the client's; the client's optimiser known, for the replays.
+    Uses Δb and single auxiliary samples' softmax values.
+    Source: generalised least squares (Aitken 1936) on the RLU paper's Eq. eq_b and eq_b_multi.
     """
     path = problem.observation.residuals
     assert path is not None

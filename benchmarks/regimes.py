@@ -1,0 +1,146 @@
+"""Methods rlu and gls on the regimes where they differ: scores, and how often gls's bounds hold.
+
+    python benchmarks/regimes.py --seeds 3      (about an hour on 2 cores)
+    python benchmarks/regimes.py --seeds 1 --only "80 %, m = 1"
+
+Real training: LeNet-5, Fashion-MNIST, 10 clients a round, Dirichlet 0.5, batch 32, lr 0.01, 100 auxiliary
+images a class. Prints Markdown; writes every client's scores to results/regimes.ndjson, round by round.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+from common import NORMALIZATION, lenet_at_accuracy, machine, markdown, mean_sd
+
+from rlu_cli.audit.auditor import Auditor
+from rlu_cli.audit.options import RunOptions, SimulationOptions, StepOptions, TrainingOptions
+from rlu_cli.core.metrics import score_counts
+from rlu_cli.images import ImageSet
+from rlu_cli.images.datasets import open_dataset
+from rlu_cli.simulation.archive import AUX, read_truth_lines, round_folder
+from rlu_cli.simulation.run import Simulator
+from rlu_cli.simulation.settings import Simulation
+
+FEW = 12_000
+"""Images of the federation whose clients run epochs: about 1,000 a client."""
+
+EPOCHS: dict[str, Any] = {"epochs": 5}
+MOMENTUM: dict[str, Any] = {"steps": 10, "momentum": 0.9}
+REGIMES: dict[str, tuple[float, dict[str, Any]]] = {
+    "untrained, m = 1": (0.0, {"steps": 1}),
+    "untrained, m = 10": (0.0, {"steps": 10}),
+    "27 %, m = 1": (0.27, {"steps": 1}),
+    "27 %, m = 10": (0.27, {"steps": 10}),
+    "27 %, m = 10, momentum 0.9": (0.27, MOMENTUM),
+    "27 %, m = 10, Nesterov 0.9": (0.27, {**MOMENTUM, "nesterov": True}),
+    "27 %, m = 10, FedProx λ = 5": (0.27, {"steps": 10, "scheme": "fedprox", "lambda_": 5.0}),
+    "80 %, m = 1": (0.8, {"steps": 1}),
+    "80 %, m = 10": (0.8, {"steps": 10}),
+    "untrained, 5 epochs × 1,000": (0.0, EPOCHS),
+    "80 %, 5 epochs × 1,000": (0.8, EPOCHS),
+}
+METHODS = ("rlu", "gls")
+
+Row = dict[str, Any]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--first-seed", type=int, default=0)
+    parser.add_argument("--only", action="append", choices=REGIMES, help="a regime; may be repeated")
+    parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "regimes.ndjson")
+    arguments = parser.parse_args()
+    images = open_dataset("fashion-mnist")
+    rows: list[Row] = []
+    arguments.output.write_text("", encoding="utf-8")
+    for regime in arguments.only or REGIMES:
+        for seed in range(arguments.first_seed, arguments.first_seed + arguments.seeds):
+            found = list(measure(images, regime, seed))
+            rows += found
+            with arguments.output.open("a", encoding="utf-8") as handle:
+                handle.writelines(json.dumps(row, allow_nan=False) + "\n" for row in found)
+    print(f"{machine()}; {arguments.seeds} seeds × 10 clients, mean ± standard deviation over clients\n")
+    print(table(rows))
+
+
+def measure(images: ImageSet, regime: str, seed: int) -> Iterator[Row]:
+    """Scores of every client of one round, by both methods on the same files."""
+    reached, options = REGIMES[regime]
+    start = lenet_at_accuracy(images, reached, seed=seed)
+    if "epochs" in options:
+        images = few(images, seed)
+    training = StepOptions(lr="0.01", batch_size=32, **options)
+    federation = SimulationOptions(rounds=1)
+    simulation = Simulation("fashion-mnist", "lenet5", NORMALIZATION, seed, training, federation)
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder) / "archive"
+        for _ in Simulator(simulation, images, root, start=start).run():
+            pass
+        auditor = None
+        for line in read_truth_lines(root):
+            round_ = round_folder(root, line.round)
+            local = round_ / f"{line.client}.safetensors"
+            if auditor is None:
+                auditor = Auditor(round_ / "global.safetensors", [local], aux=root / AUX, run=RunOptions())
+            truth = np.array(line.counts)
+            for method in METHODS:
+                began = perf_counter()
+                found = auditor.recover(local, TrainingOptions(), [method]).recoveries[0]
+                scores = score_counts(found.counts, truth)
+                row = {
+                    "regime": regime,
+                    "seed": seed,
+                    "client": line.client,
+                    "method": method,
+                    "accuracy": line.accuracy,
+                    "iAcc": scores.i_acc,
+                    "cAcc": scores.c_acc,
+                    "exact_counts": scores.exact_counts,
+                    "seconds": perf_counter() - began,
+                }
+                if found.low is not None and found.high is not None and found.presence is not None:
+                    row["covered"] = float(np.mean((found.low <= truth) & (truth <= found.high)))
+                    row["width"] = float(np.mean(found.high - found.low)) / found.total
+                    row["presence_cAcc"] = float(np.mean((found.presence > 0.5) == (truth > 0)))
+                yield row
+
+
+def few(images: ImageSet, seed: int) -> ImageSet:
+    """A random part of the images."""
+    rows = np.random.default_rng(seed).choice(len(images.labels), FEW, replace=False)
+    return replace(images, pixels=images.pixels[rows], labels=images.labels[rows])
+
+
+def table(rows: list[Row]) -> str:
+    """Regime by method, with the bounds' coverage and mean width as a share of all samples."""
+    lines = []
+    for regime in dict.fromkeys(row["regime"] for row in rows):
+        by = {m: [r for r in rows if r["regime"] == regime and r["method"] == m] for m in METHODS}
+        gls = by["gls"]
+        lines.append(
+            (
+                regime,
+                str(len(gls)),
+                *(mean_sd(r["iAcc"] for r in by[m]) for m in METHODS),
+                *(mean_sd(r["cAcc"] for r in by[m]) for m in METHODS),
+                f"{np.mean([r['presence_cAcc'] for r in gls]):.3f}",
+                f"{np.mean([r['covered'] for r in gls]):.1%}",
+                f"{np.mean([r['width'] for r in gls]):.1%}",
+            )
+        )
+    columns = ("model, training", "clients", *(f"{m} iAcc" for m in METHODS), *(f"{m} cAcc" for m in METHODS))
+    return markdown((*columns, "cAcc by presence", "bounds hold", "their width"), lines)
+
+
+if __name__ == "__main__":
+    main()
