@@ -5,8 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from core_cases import random_head
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from rlu_cli.core.checks import check_heads, check_moved, check_update
+from rlu_cli.core.checks import check_heads, check_moved, check_sign, check_update
 from rlu_cli.core.recover import head_update
 from rlu_cli.core.types import Head, HeadUpdate
 from rlu_cli.errors import MismatchError
@@ -77,3 +79,29 @@ def test_diagnostics_are_finite_numbers() -> None:
         assert all(np.isfinite(value) for value in diagnostics.values())
         assert diagnostics["update_max"] == 0.3
         assert diagnostics["update_balance"] == pytest.approx(0.2)
+
+
+def test_rounding_of_a_coarser_type_counts_where_it_is_more() -> None:
+    update, head = HeadUpdate(np.full((2, 2), 0.1), np.array([0.3, -0.3])), Head(np.ones((2, 2)), np.ones(2))
+    u = np.array([0.3, -0.3])
+    assert not check_update(u, update, head)[1]
+    assert not check_update(u, update, head, rounding=1e-12)[1]
+    diagnostics, notes = check_update(u, update, head, rounding=0.1)
+    assert [note.code for note in notes] == ["update-near-precision"]
+    assert diagnostics["update_rounding"] == pytest.approx(0.1 / np.hypot(0.3, 0.3))
+
+
+@settings(max_examples=50)
+@given(st.integers(0, 10**6), st.floats(0.05, 20))
+def test_right_signs_are_never_questioned(seed: int, concentration: float) -> None:
+    chance = np.random.default_rng(seed)
+    confidence = chance.dirichlet(np.full(6, concentration), 6)
+    z = chance.dirichlet(np.full(6, concentration))
+    assert not check_sign(z - confidence.T @ z, confidence)
+
+
+def test_reversed_sign_of_a_client_of_one_class_is_seen() -> None:
+    for n in range(6):
+        u = np.eye(6)[n] - 1 / 6
+        assert [note.code for note in check_sign(-u, np.full((6, 6), 1 / 6))] == ["update-sign-reversed"]
+    assert not check_sign(np.zeros(6), np.full((6, 6), 1 / 6))

@@ -18,7 +18,7 @@ _BALANCE_SLACK = 0.01
 _PRECISION_SLACK = 0.02
 """Share of the update that may be rounding error before it is reported."""
 
-_SIGN_MISFIT = 0.2
+_SIGN_MISFIT = 0.4
 """Relative residual above which an update's sign is questioned, if the opposite one fits twice as well."""
 
 _MISFIT_LIMIT = 2.0
@@ -123,10 +123,12 @@ def check_update(
 def check_sign(u: FloatArray, confidence: FloatArray) -> list[Note]:
     """Warn when u, shape (N,), fits no label proportions, and −u does.
 
-        min_z ‖(I − Sᵀ) z − u‖ > 0.2 ‖u‖  and  min_z ‖(I − Sᵀ) z + u‖ < ½ min_z ‖(I − Sᵀ) z − u‖
+        r(u) = min_z ‖(I − Sᵀ) z − u‖,   z on the simplex, S of the global model
+        warned of: r(u) > 0.4 ‖u‖ and r(−u) < r(u)/2
 
     For files that hold an update, which some frameworks store as global − local. Where both signs fit, as
-    for clients whose labels are spread like the model's guesses, nothing can be said.
+    for clients whose labels are spread like the model's guesses, nothing can be said. The
+    bound leaves room for what S misses over many steps.
     """
     A = coefficient_matrix(confidence)
     residual = simplex_least_squares(A, u).residual
