@@ -193,7 +193,7 @@ def check_finite(tensors: Mapping[str, Tensor], *, where: object) -> None:
     MismatchError
     """
     for name, tensor in tensors.items():
-        if tensor.is_floating_point() and not tensor.is_meta and not _is_finite(tensor):
+        if tensor.is_floating_point() and not _is_finite(tensor):
             raise MismatchError(
                 f"expected finite weights in {where}, found NaN or infinity in {name}: training "
                 "diverged or the file is damaged; use the checkpoint of another round"

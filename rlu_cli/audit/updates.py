@@ -72,8 +72,6 @@ def add_update(local: Checkpoint, reference: Checkpoint) -> Checkpoint:
 def _sum(tensor: Tensor, change: Tensor | None) -> Tensor:
     if change is None or change.shape != tensor.shape:
         return tensor
-    if tensor.is_meta or change.is_meta:
-        return torch.empty_like(tensor, device="meta")
     if not tensor.is_floating_point():
         return tensor + change.to(tensor.dtype)
     return tensor.double() + change.double()

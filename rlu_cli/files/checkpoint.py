@@ -1,13 +1,12 @@
 """Reading a checkpoint of any supported kind into one flat dictionary of plain CPU tensors.
 
 Data stay on disk until they are used: safetensors files and torch's zip files are memory-mapped, so a tensor
-that nobody looks at costs no memory. Legacy torch files and NumPy archives can't be mapped; of the latter
-``only`` reads a part.
+that nobody looks at costs no memory. Legacy torch files and NumPy archives are read whole.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,7 +23,6 @@ from rlu_cli.files.sniff import FileKind, sniff
 from rlu_cli.files.state_dict import has_key, is_flat, join_weight_norm, strip_prefixes, unwrap
 from rlu_cli.files.text import names, one_line, size
 from rlu_cli.files.torch_io import read_torch
-from rlu_cli.files.weight_norm import joined_name
 from rlu_cli.files.zips import memory_limit
 
 if TYPE_CHECKING:
@@ -48,7 +46,7 @@ class Checkpoint:
     format: str
     """``safetensors``, ``sharded``, ``torch-zip``, ``torch-legacy``, ``npz`` or ``openfl``."""
     tensors: dict[str, Tensor]
-    """On the CPU, detached, by name, in the file's order; those not read are on the meta device."""
+    """On the CPU, detached, by name, in the file's order."""
     metadata: dict[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     """What was unwrapped, stripped, joined or ignored."""
@@ -66,33 +64,18 @@ class Checkpoint:
 
 
 def _raw(path: Path, kind: FileKind) -> tuple[Any, dict[str, str], list[str]]:
-    """What the file holds, before any unwrapping, with its metadata and notes; of .npz, only the headers."""
+    """What the file holds, before any unwrapping, with its metadata and notes."""
     if kind is FileKind.SAFETENSORS or kind is FileKind.SAFETENSORS_INDEX:
         read = read_safetensors if kind is FileKind.SAFETENSORS else read_sharded
         tensors, metadata = read(path)
         return tensors, metadata, resolve_aliases(tensors, metadata)
     if kind is FileKind.NPZ:
-        listed, notes = read_npz(path, frozenset())
-        return listed, {}, notes
+        arrays, notes = read_npz(path)
+        return arrays, {}, notes
     if kind is FileKind.OPENFL:
         return read_openfl(path)
     obj = read_torch(path, is_zip=kind is FileKind.TORCH_ZIP)
     return obj, _annotations(path, obj), []
-
-
-def _entries(
-    listed: Mapping[str, Tensor], key: str | None, only: Callable[[str], bool]
-) -> frozenset[str] | None:
-    """The entries of a NumPy archive that ``only`` asks for; None, which is all, where they lack names."""
-    found = unwrap(listed, key)[0]
-    if is_positional(found):
-        return None
-    asked = {id(tensor) for name, tensor in strip_prefixes(found)[0].items() if _asked(name, only)}
-    return frozenset(name for name, tensor in listed.items() if id(tensor) in asked)
-
-
-def _asked(name: str, only: Callable[[str], bool]) -> bool:
-    return only(name) or only(joined_name(name) or name)
 
 
 def _annotations(path: Path, obj: object) -> dict[str, str]:
@@ -109,7 +92,7 @@ def _annotations(path: Path, obj: object) -> dict[str, str]:
         raise FileError(f"{path}: its {PREFIX}* entries aren't plain values ({one_line(error)}).") from error
 
 
-def _plain(path: Path, name: str, tensor: Tensor, devices: Collection[str]) -> Tensor:
+def _plain(path: Path, name: str, tensor: Tensor) -> Tensor:
     """A detached, dense tensor that has its data; a view far larger than its data is refused."""
     import torch
 
@@ -118,32 +101,31 @@ def _plain(path: Path, name: str, tensor: Tensor, devices: Collection[str]) -> T
         tensor = tensor.dequantize()
     if tensor.layout != torch.strided or tensor.is_nested:
         raise FileError(f"{path}: {name} is a sparse or nested tensor; save it dense.")
-    if tensor.device.type not in devices:
+    if tensor.device.type != "cpu":
         raise FileError(
             f"{path}: {name} has no data (device {tensor.device.type}); save it from a loaded model."
         )
     return tensor
 
 
-def _plain_tensors(
-    path: Path, found: Mapping[Any, Any], devices: Collection[str]
-) -> tuple[dict[str, Tensor], list[str]]:
+def _plain_tensors(path: Path, found: Mapping[Any, Any]) -> tuple[dict[str, Tensor], list[str]]:
     import torch
 
     tensors: dict[str, Tensor] = {}
     ignored: list[str] = []
     for key, value in found.items():
         if isinstance(value, torch.Tensor) and isinstance(key, str) and key:
-            tensors[key] = _plain(path, one_line(key, 80), value, devices)
+            tensors[key] = _plain(path, one_line(key, 80), value)
         elif not (isinstance(key, str) and key.startswith(PREFIX)):
             ignored.append(str(key))
     if not tensors:
         raise FileError(
             f"expected a dictionary of tensors, found the keys {names(found, 12)} and no named tensors."
         )
-    here = [tensor for tensor in tensors.values() if not tensor.is_meta]
-    total = sum(tensor.numel() * tensor.element_size() for tensor in here)
-    stored = sum({t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in here}.values())
+    total = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+    stored = sum(
+        {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors.values()}.values()
+    )
     if total > memory_limit(stored):
         raise FileError(
             f"{path}: refused, since {size(stored)} of data claim to be {size(total)} of tensors."
@@ -156,7 +138,6 @@ def read_checkpoint(
     *,
     key: str | None = None,
     key_optional: bool = False,
-    only: Callable[[str], bool] | None = None,
 ) -> Checkpoint:
     """Read a checkpoint, whatever its suffix says, without ever running code from it.
 
@@ -165,8 +146,6 @@ def read_checkpoint(
             model.
         key: Where in a nested checkpoint the weights lie, such as ``state_dict_ema`` or ``server.model``.
         key_optional: Whether a file of tensors alone, with nothing nested, may lack the key.
-        only: Which tensors to read, by their name in the result; the others come on the meta device, with
-            shape and type but no data. An archive without names is read whole.
 
     Raises:
         FileError: Missing, damaged, of another kind, unsafe, or without tensors.
@@ -180,11 +159,8 @@ def read_checkpoint(
         obj, metadata, notes = _raw(path, kind)
         if key is not None and key_optional and not has_key(obj, key) and is_flat(obj):
             key = None
-        if kind is FileKind.NPZ:
-            obj, notes = read_npz(path, None if only is None else _entries(obj, key, only))
         found, unwrapped = unwrap(obj, key)
-        devices = ("cpu", "meta") if kind is FileKind.NPZ else ("cpu",)  # read_npz's own, where not asked for
-        tensors, ignored = _plain_tensors(path, found, devices)
+        tensors, ignored = _plain_tensors(path, found)
     except FileError as error:
         message = str(error)
         raise FileError(message if message.startswith(str(path)) else f"{path}: {message}") from error
@@ -196,14 +172,5 @@ def read_checkpoint(
     if prefix:
         dropped = ", dropped n_averaged" if len(tensors) < before else ""
         notes.append(f"stripped the prefix {prefix!r}{dropped}")
-    if only is not None:
-        tensors = {name: t if _asked(name, only) else _shape_of(t) for name, t in tensors.items()}
     joined, joins = join_weight_norm(tensors)
     return Checkpoint(path, _FORMATS[kind], joined, metadata, (*notes, *joins), prefix, key, tensors)
-
-
-def _shape_of(tensor: Tensor) -> Tensor:
-    """Shape and type without data."""
-    import torch
-
-    return torch.empty_like(tensor, device="meta")

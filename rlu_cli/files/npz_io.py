@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import math
 import re
 import warnings
 import zipfile
-from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,8 +15,6 @@ from rlu_cli.files.zips import guarded_members
 if TYPE_CHECKING:
     import numpy as np
     import torch
-
-Shape = tuple[int, ...]
 
 _NUMBERED = re.compile(r"arr_(\d{1,9})\Z")
 
@@ -42,22 +38,6 @@ def _to_tensor(array: np.ndarray[Any, Any]) -> torch.Tensor | None:
     return torch.from_numpy(native)
 
 
-def _without_data(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> tuple[np.ndarray[Any, Any], Shape]:
-    """One zero of the entry's type, and the shape that its header states."""
-    import numpy as np
-
-    with archive.open(info) as handle:
-        if np.lib.format.read_magic(handle) == (1, 0):
-            shape, _, dtype = np.lib.format.read_array_header_1_0(handle)
-        else:
-            shape, _, dtype = np.lib.format.read_array_header_2_0(handle)
-    if dtype.hasobject:
-        raise ValueError("Object arrays cannot be loaded when allow_pickle=False")
-    if min(shape, default=0) < 0 or dtype.itemsize * math.prod(shape) > info.file_size:
-        raise ValueError(f"an array of shape {shape} in {info.file_size} bytes")
-    return np.zeros((), dtype), shape
-
-
 def _read_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> np.ndarray[Any, Any]:
     import numpy as np
 
@@ -70,16 +50,12 @@ def _read_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> np.ndarray[
     return array
 
 
-def read_npz(path: Path, only: Collection[str] | None = None) -> tuple[dict[str, torch.Tensor], list[str]]:
+def read_npz(path: Path) -> tuple[dict[str, torch.Tensor], list[str]]:
     """Every numeric array of the archive by name, ``arr_N`` names in numerical order, and notes.
-
-    With ``only``, the data of these entries alone; the other tensors are on the meta device.
 
     Raises:
         FileError: Damaged, a zip bomb, two entries of one name, or an entry of Python objects.
     """
-    import torch
-
     by_name: dict[str, zipfile.ZipInfo] = {}
     for info in guarded_members(path):
         name = info.filename.removesuffix(".npy")
@@ -95,12 +71,7 @@ def read_npz(path: Path, only: Collection[str] | None = None) -> tuple[dict[str,
     try:
         with zipfile.ZipFile(path) as archive:
             for entry in sorted(by_name, key=_entry_order):
-                read = only is None or entry in only
-                array, shape = (
-                    (_read_member(archive, by_name[entry]), None)
-                    if read
-                    else _without_data(archive, by_name[entry])
-                )
+                array = _read_member(archive, by_name[entry])
                 if array.dtype.kind == "V" and array.dtype.itemsize == 2 and array.dtype.names is None:
                     raise FileError(
                         f"{path}: entry {one_line(entry)} has a 2-byte type that NumPy can't name"
@@ -109,10 +80,8 @@ def read_npz(path: Path, only: Collection[str] | None = None) -> tuple[dict[str,
                 tensor = _to_tensor(array)
                 if tensor is None:
                     skipped.append(entry)
-                elif shape is None:
-                    tensors[entry] = tensor
                 else:
-                    tensors[entry] = torch.empty(shape, dtype=tensor.dtype, device="meta")
+                    tensors[entry] = tensor
     except FileError:
         raise
     except Exception as error:

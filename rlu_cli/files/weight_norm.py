@@ -42,8 +42,6 @@ def _join(magnitude: Tensor, direction: Tensor) -> Tensor | None:
 
     if not (magnitude.is_floating_point() and direction.is_floating_point()):
         return None
-    if magnitude.is_meta or direction.is_meta:
-        return torch.empty_like(direction, device="meta")
     if magnitude.ndim == direction.ndim and magnitude.ndim > 0:
         if tuple(magnitude.shape) == (direction.shape[0],) + (1,) * (direction.ndim - 1):
             if direction.dtype in (torch.float32, torch.float64) and magnitude.dtype == direction.dtype:
