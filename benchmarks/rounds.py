@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlu_cli.audit.archive_evaluation import evaluate_archive
+from rlu_cli.audit.archive_evaluation import UNIFORM, evaluate_archive
 from rlu_cli.audit.options import AuxOptions, ModelOptions, RunOptions, SimulationOptions, StepOptions
 from rlu_cli.core.types import LocalTraining
 from rlu_cli.images import ImageSet, parse_normalization
@@ -80,34 +80,44 @@ class Round:
 class Results:
     """An NDJSON file of measured rounds: ``{"round": {…}, "seconds": …, "results": [{…}, …]}``.
 
-    A result is one method on one client.
+    A result is one method on one client. A round may have several lines, of different methods.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._lines: dict[str, dict[str, Any]] = {}
+        self._found: dict[str, dict[str, Rows]] = {}
         if path.exists():
             for text in path.read_text(encoding="utf-8").splitlines():
                 try:
                     line = json.loads(text)
                 except ValueError:  # a run that was killed while it wrote
                     continue
-                self._lines[_key(line["round"])] = line
+                self._keep(line["round"], line["results"])
 
-    def rows(self, round_: Round | Mapping[str, Any]) -> Rows | None:
-        """What was measured of a round, None where it was not."""
-        document = round_.document() if isinstance(round_, Round) else round_
-        line = self._lines.get(_key(document))
-        return None if line is None else line["results"]
+    def missing(self, round_: Round) -> tuple[str, ...]:
+        """The round's methods that were not measured."""
+        found = self._found.get(_key(round_.document()), {})
+        return tuple(method for method in round_.methods if method not in found)
 
-    def add(self, document: Mapping[str, Any], rows: Rows, seconds: float) -> None:
+    def rows(self, round_: Round) -> Rows:
+        """What was measured of the round's methods and of the uniform guess, method by method."""
+        found = self._found.get(_key(round_.document()), {})
+        return [row for method in (*round_.methods, UNIFORM) for row in found.get(method, [])]
+
+    def add(self, round_: Round, rows: Rows, seconds: float) -> None:
         """Append a round."""
-        line = {"round": document, "seconds": round(seconds, 1), "results": rows}
-        self._lines[_key(document)] = line
+        document = round_.document()
+        self._keep(document, rows)
         self.path.parent.mkdir(parents=True, exist_ok=True)
         whole = not self.path.exists() or self.path.read_bytes().endswith(b"\n")
+        line = json.dumps({"round": document, "seconds": round(seconds, 1), "results": rows}, allow_nan=False)
         with self.path.open("a", encoding="utf-8") as handle:
-            handle.write(("" if whole else "\n") + json.dumps(line, allow_nan=False) + "\n")
+            handle.write(("" if whole else "\n") + line + "\n")
+
+    def _keep(self, document: Mapping[str, Any], rows: Rows) -> None:
+        found = self._found.setdefault(_key(document), {})
+        for method in {row["method"] for row in rows}:
+            found[method] = [row for row in rows if row["method"] == method]
 
 
 class Bench:
@@ -129,11 +139,11 @@ class Bench:
         wanted = list(rounds)
         missing: dict[Round, list[Round]] = {}
         for round_ in wanted:
-            if self.results.rows(round_) is None:
-                missing.setdefault(round_.simulated(), []).append(round_)
+            if methods := self.results.missing(round_):
+                missing.setdefault(round_.simulated(), []).append(replace(round_, methods=methods))
         for alike in missing.values():
             self._play(alike)
-        return [{**row, "round": round_} for round_ in wanted for row in self.results.rows(round_) or []]
+        return [{**row, "round": round_} for round_ in wanted for row in self.results.rows(round_)]
 
     def start(self, round_: Round) -> State | None:
         """The global model's weights, None for a fresh one."""
@@ -168,7 +178,7 @@ class Bench:
             for round_ in rounds:
                 rows = self._recover(round_, root)
                 seconds = perf_counter() - started
-                self.results.add(round_.document(), rows, seconds)
+                self.results.add(round_, rows, seconds)
                 self.log(f"{seconds:6.0f} s  {summary(round_, rows)}")
                 started = perf_counter()
 
@@ -228,7 +238,7 @@ def summary(round_: Round, rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _key(document: Mapping[str, Any]) -> str:
-    return json.dumps(document, sort_keys=True)
+    return json.dumps({name: value for name, value in document.items() if name != "methods"}, sort_keys=True)
 
 
 def _without_none(value: Any) -> Any:

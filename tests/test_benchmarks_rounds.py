@@ -18,6 +18,7 @@ from benchmarks.paper.settings import DATASETS, SCALES, Plan
 from benchmarks.paper.tables import TABLES
 from benchmarks.rounds import Bench, Pretraining, Results, Round, Rows
 from rlu_cli.audit.options import SimulationOptions, StepOptions
+from rlu_cli.simulation.run import Simulator
 
 pytest.importorskip("sklearn")
 pytest.importorskip("matplotlib")
@@ -61,12 +62,25 @@ def test_a_round_is_measured_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert len(played) == 1
 
 
-def test_rounds_alike_share_a_simulation(tmp_path: Path) -> None:
+def test_a_new_method_is_measured_alone(tmp_path: Path) -> None:
+    path = tmp_path / "rounds.ndjson"
+    first = Bench(Results(path), images, device="cpu").measure([TINY])
+    more = replace(TINY, methods=("ilrg", *TINY.methods))
+    rows = Bench(Results(path), images, device="cpu").measure([more])
+    assert json.loads(path.read_text().splitlines()[1])["round"]["methods"] == ["ilrg"]
+    assert [row["method"] for row in rows] == [m for m in (*more.methods, "(uniform)") for _ in range(2)]
+    scores = [{**row, "round": None} for row in rows if row["method"] != "ilrg"]
+    assert scores == [{**row, "round": None} for row in first]
+
+
+def test_rounds_alike_share_a_simulation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    simulated: list[int] = []
+    run_simulation = Simulator.run
+    monkeypatch.setattr(Simulator, "run", lambda self: (simulated.append(1), run_simulation(self))[1])
     bench = Bench(Results(tmp_path / "rounds.ndjson"), images, device="cpu")
-    rows = bench.measure([TINY, replace(TINY, methods=("rlu",))])
-    first = [row["iAcc"] for row in rows if row["round"] == TINY and row["method"] == "rlu"]
-    second = [row["iAcc"] for row in rows if row["round"] != TINY and row["method"] == "rlu"]
-    assert first == second
+    rows = bench.measure([replace(TINY, audit_aux=size) for size in (2, 4, 8)])
+    assert len(simulated) == 1
+    assert len(rows) == 3 * 2 * 3
 
 
 class Pretended(Bench):
