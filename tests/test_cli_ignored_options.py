@@ -135,7 +135,10 @@ def test_local_model_is_fed_as_the_global_one_was(tmp_path: Path, bare: tuple[li
     outcome = call("recover", *flags, "--stats", stats)
     assert outcome.document["classes"] == plain["classes"]
     assert "normalize-assumed" not in outcome.codes
-    assert outcome.document["model"] == plain["model"]
+    fed, said = outcome.document["model"], plain["model"]
+    assert fed.pop("sources")["normalize"] == "stats"
+    assert said.pop("sources")["normalize"] == "flag"
+    assert fed == said
 
 
 @pytest.mark.parametrize(
