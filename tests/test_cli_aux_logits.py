@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -26,6 +27,8 @@ from cli_tools import (
 from numpy.typing import NDArray
 from PIL import Image
 
+from rlu_cli.audit.logits_file import read_logits
+from rlu_cli.errors import FileError, MismatchError
 from rlu_cli.files.hashing import sha256_file
 from rlu_cli.files.positional import layers_by_position
 from rlu_cli.models import LeNet5
@@ -59,8 +62,6 @@ def saved(path: Path, checkpoint: Path, names: list[str] | None = None) -> Path:
 
 
 def class_names(checkpoint: Path) -> list[str]:
-    import json
-
     return list(json.loads(metadata(checkpoint)["fl.class_names"]))
 
 
@@ -430,3 +431,22 @@ def test_evaluate_refuses_it_where_it_would_change_nothing(
     flags = ["evaluate", form, value, "--aux-logits", files["untrained_m1/global"]]
     flags += ["--truth", "t.json"] if form == "--result" else []
     assert "--aux-logits" in call(*flags).refusal(2)
+
+
+def test_damaged_bytes_are_refused_or_harmless(files: dict[str, Path], tmp_path: Path) -> None:
+    whole = files["untrained_m1/global"].read_bytes()
+    rng = np.random.default_rng(0)
+    path = tmp_path / "damaged.npz"
+    refused = 0
+    for _ in range(150):
+        data = bytearray(whole)
+        for place in rng.integers(0, len(data), 4):
+            data[place] = rng.integers(256)
+        del data[len(data) - int(rng.integers(0, 3)) * 50 :]
+        path.write_bytes(data)
+        try:
+            read_logits(path).activations()
+        except (FileError, MismatchError) as error:
+            refused += 1
+            assert "damaged.npz" in str(error)
+    assert refused > 100
