@@ -20,8 +20,10 @@ from PIL import Image
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="POSIX signals")
 
 ANNOUNCED = """
-import importlib, sys
+import importlib, signal, sys
 from rlu_cli.__main__ import main
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs inherit it ignored
 
 home, name = sys.argv.pop(1).split(":")
 module = importlib.import_module(home)
