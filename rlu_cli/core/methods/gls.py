@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.linalg import solve_triangular
 
 from rlu_cli.core.methods.base import Capabilities, Method, Problem
 from rlu_cli.core.residuals import ResidualMoments
@@ -162,6 +161,8 @@ class Fit:
 
 def fit(model: ResidualModel, u: FloatArray) -> Fit:
     """The generalised least-squares proportions for u, shape (N − 1,)."""
+    from scipy.linalg import solve_triangular  # here: other methods start without SciPy
+
     M = model.mean
     z = np.full(M.shape[1], 1.0 / M.shape[1])
     for _ in range(_SWEEPS):
