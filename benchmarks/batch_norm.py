@@ -123,6 +123,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--networks", choices=("small", "large"), default="small")
     parser.add_argument("--device", default="auto")
+    parser.add_argument("--jobs", type=int, default=1, help="simulations at a time")
     parser.add_argument(
         "--results", type=Path, default=Path(__file__).parent / "results" / "batch_norm.ndjson"
     )
@@ -131,6 +132,7 @@ def main() -> None:
         Results(chosen.results),
         images,
         device=chosen.device,
+        jobs=chosen.jobs,
         log=lambda text: print(text, file=sys.stderr, flush=True),
     )
     rows = bench.measure(small_rounds() if chosen.networks == "small" else large_rounds())

@@ -7,9 +7,12 @@ on with the rounds that are missing.
 
 from __future__ import annotations
 
+import hashlib
 import json
+import multiprocessing
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from time import perf_counter
@@ -19,11 +22,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from benchmarks.data import CACHE
 from rlu_cli.audit.archive_evaluation import UNIFORM, evaluate_archive
 from rlu_cli.audit.options import AuxOptions, ModelOptions, RunOptions, SimulationOptions, StepOptions
 from rlu_cli.core.types import LocalTraining
+from rlu_cli.files.checkpoint import read_checkpoint
 from rlu_cli.images import ImageSet, parse_normalization
 from rlu_cli.models import build_model
+from rlu_cli.simulation.archive import save_model
 from rlu_cli.simulation.client import local_training, step_indices
 from rlu_cli.simulation.data import FederatedData
 from rlu_cli.simulation.run import Simulator, complete_spec
@@ -31,7 +37,10 @@ from rlu_cli.simulation.settings import Simulation
 from rlu_cli.simulation.vectors import snapshot
 
 State = Mapping[str, Tensor]
+Images = Callable[[str], ImageSet]
 Rows = list[dict[str, Any]]
+Played = tuple["Round", Rows, float]
+"""A round, its scores, and the seconds it took."""
 
 
 @dataclass(frozen=True)
@@ -124,12 +133,14 @@ class Bench:
     """Measures rounds, each once; trains each global model once.
 
     images : called with a round's ``data`` name
+    jobs : simulations at a time, each in a process of its own
     """
 
-    def __init__(self, results: Results, images: Any, *, device: str = "auto", log: Any = None) -> None:
-        self.results, self.images, self.device = results, images, device
+    def __init__(
+        self, results: Results, images: Images, *, device: str = "auto", jobs: int = 1, log: Any = None
+    ) -> None:
+        self.results, self.images, self.device, self.jobs = results, images, device, jobs
         self.log = log or (lambda text: None)
-        self._starts: dict[str, State | None] = {}
 
     def measure(self, rounds: Iterable[Round]) -> Rows:
         """The scores of all clients of all rounds, old and new, each row with its round.
@@ -141,70 +152,87 @@ class Bench:
         for round_ in wanted:
             if methods := self.results.missing(round_):
                 missing.setdefault(round_.simulated(), []).append(replace(round_, methods=methods))
-        for alike in missing.values():
-            self._play(alike)
-        return [{**row, "round": round_} for round_ in wanted for row in self.results.rows(round_)]
-
-    def start(self, round_: Round) -> State | None:
-        """The global model's weights, None for a fresh one."""
-        if not round_.pretraining.steps:
-            return None
-        aux = round_.options.aux_per_class
-        key = repr((round_.data, round_.arch, round_.normalize, round_.seed, aux, round_.pretraining))
-        if key not in self._starts:
-            self._starts.clear()  # of large models, one at a time
-            self._starts[key] = pretrained(round_, self.images(round_.data), self.device)
-        return self._starts[key]
-
-    def _play(self, rounds: Sequence[Round]) -> None:
-        """Simulate once, recover as each of ``rounds`` says, and keep the scores."""
-        first = rounds[0]
-        simulation = Simulation(
-            first.data, first.arch, first.normalize, first.seed, first.training, first.options
-        )
-        with tempfile.TemporaryDirectory(prefix="rlu-benchmark-") as folder:
-            root = Path(folder) / "archive"
-            started = perf_counter()
-            simulator = Simulator(
-                simulation,
-                self.images(first.data),
-                root,
-                start=self.start(first),
-                allow_user_code=True,
-                device=self.device,
-            )
-            for _ in simulator.run():
-                pass
-            for round_ in rounds:
-                rows = self._recover(round_, root)
-                seconds = perf_counter() - started
+        for played in self._all_played(list(missing.values())):
+            for round_, rows, seconds in played:
                 self.results.add(round_, rows, seconds)
                 self.log(f"{seconds:6.0f} s  {summary(round_, rows)}")
-                started = perf_counter()
+        return [{**row, "round": round_} for round_ in wanted for row in self.results.rows(round_)]
 
-    def _recover(self, round_: Round, root: Path) -> Rows:
-        arch = round_.audited or (round_.arch if ".py:" in round_.arch else None)
-        pairs = evaluate_archive(
+    def _all_played(self, groups: Sequence[Sequence[Round]]) -> Iterator[list[Played]]:
+        """The rounds played, in the order in which they are ready."""
+        if self.jobs == 1 or len(groups) <= 1:
+            for rounds in groups:
+                yield play(rounds, self.images, self.device)
+            return
+        context = multiprocessing.get_context("spawn")  # CUDA does not outlive a fork
+        with ProcessPoolExecutor(min(self.jobs, len(groups)), mp_context=context) as pool:
+            ready = [pool.submit(play, rounds, self.images, self.device) for rounds in groups]
+            for future in as_completed(ready):
+                yield future.result()
+
+
+def play(rounds: Sequence[Round], images: Images, device: str) -> list[Played]:
+    """Simulate once, and recover as each of ``rounds`` says."""
+    first = rounds[0]
+    simulation = Simulation(
+        first.data, first.arch, first.normalize, first.seed, first.training, first.options
+    )
+    played = []
+    with tempfile.TemporaryDirectory(prefix="rlu-benchmark-") as folder:
+        root = Path(folder) / "archive"
+        started = perf_counter()
+        simulator = Simulator(
+            simulation,
+            images(first.data),
             root,
-            round_.methods,
-            aux_options=AuxOptions(aux_per_class=round_.audit_aux),
-            model=ModelOptions(arch=arch, batch_norm=round_.batch_norm),
-            run=RunOptions(device=self.device),
-            rounds=[round_.options.rounds],
+            start=global_model(first, images, device),
+            allow_user_code=True,
+            device=device,
         )
-        return [
-            {
-                "client": pair.client,
-                "method": pair.method,
-                "model_accuracy": pair.accuracy,
-                "cAcc": pair.scores.c_acc,
-                "iAcc": pair.scores.i_acc,
-                "exact_counts": pair.scores.exact_counts,
-                "total_variation": pair.scores.total_variation,
-                "warnings": list(pair.warnings),
-            }
-            for pair in pairs
-        ]
+        for _ in simulator.run():
+            pass
+        for round_ in rounds:
+            rows = _recover(round_, root, device)
+            played.append((round_, rows, perf_counter() - started))
+            started = perf_counter()
+    return played
+
+
+def global_model(round_: Round, images: Images, device: str) -> State | None:
+    """The global model's weights, None for a fresh one. Trained once, and kept between runs."""
+    if not round_.pretraining.steps:
+        return None
+    options = round_.options
+    values = (round_.data, round_.arch, round_.normalize, round_.seed, options, round_.pretraining)
+    path = CACHE / "models" / f"{hashlib.sha256(repr(values).encode()).hexdigest()[:24]}.safetensors"
+    if not path.exists():
+        save_model(path, pretrained(round_, images(round_.data), device), {})
+    return read_checkpoint(path).tensors
+
+
+def _recover(round_: Round, root: Path, device: str) -> Rows:
+    arch = round_.audited or (round_.arch if ".py:" in round_.arch else None)
+    pairs = evaluate_archive(
+        root,
+        round_.methods,
+        aux_options=AuxOptions(aux_per_class=round_.audit_aux),
+        model=ModelOptions(arch=arch, batch_norm=round_.batch_norm),
+        run=RunOptions(device=device),
+        rounds=[round_.options.rounds],
+    )
+    return [
+        {
+            "client": pair.client,
+            "method": pair.method,
+            "model_accuracy": pair.accuracy,
+            "cAcc": pair.scores.c_acc,
+            "iAcc": pair.scores.i_acc,
+            "exact_counts": pair.scores.exact_counts,
+            "total_variation": pair.scores.total_variation,
+            "warnings": list(pair.warnings),
+        }
+        for pair in pairs
+    ]
 
 
 def pretrained(round_: Round, images: ImageSet, device: str = "cpu") -> State:

@@ -16,7 +16,7 @@ from benchmarks.paper.__main__ import main, run
 from benchmarks.paper.figures import FIGURES
 from benchmarks.paper.settings import DATASETS, SCALES, Plan
 from benchmarks.paper.tables import TABLES
-from benchmarks.rounds import Bench, Pretraining, Results, Round, Rows
+from benchmarks.rounds import Bench, Pretraining, Results, Round, Rows, play
 from rlu_cli.audit.options import SimulationOptions, StepOptions
 from rlu_cli.simulation.run import Simulator
 
@@ -35,6 +35,7 @@ TINY = Round(
 
 
 def test_a_round_is_measured_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("benchmarks.rounds.CACHE", tmp_path / "cache")
     path = tmp_path / "rounds.ndjson"
     wanted = [TINY, replace(TINY, audit_aux=4), replace(TINY, pretraining=Pretraining(3, 16))]
     rows = Bench(Results(path), images, device="cpu").measure(wanted)
@@ -48,18 +49,18 @@ def test_a_round_is_measured_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     path.write_text("\n".join(lines[:2]) + "\n" + lines[2][:100])  # killed while it wrote the third
     played: list[Round] = []
     again = Bench(Results(path), images, device="cpu")
-    play = Bench._play
 
-    def watched(self: Bench, alike: list[Round]) -> None:
+    def watched(alike: list[Round], *rest: Any) -> Any:
         played.extend(alike)
-        play(self, alike)
+        return play(alike, *rest)
 
-    monkeypatch.setattr(Bench, "_play", watched)
+    monkeypatch.setattr("benchmarks.rounds.play", watched)
     assert again.measure(wanted) == rows
     assert played == [wanted[2]]
     assert [json.loads(line) for line in path.read_text().splitlines() if line not in lines[2][:100]]
     assert Bench(Results(path), images).measure(wanted) == rows
     assert len(played) == 1
+    assert len(list((tmp_path / "cache" / "models").iterdir())) == 1
 
 
 def test_a_new_method_is_measured_alone(tmp_path: Path) -> None:
@@ -81,6 +82,13 @@ def test_rounds_alike_share_a_simulation(tmp_path: Path, monkeypatch: pytest.Mon
     rows = bench.measure([replace(TINY, audit_aux=size) for size in (2, 4, 8)])
     assert len(simulated) == 1
     assert len(rows) == 3 * 2 * 3
+
+
+def test_processes_side_by_side_find_the_same(tmp_path: Path) -> None:
+    wanted = [TINY, replace(TINY, seed=1)]
+    alone = Bench(Results(tmp_path / "alone.ndjson"), images, device="cpu").measure(wanted)
+    both = Bench(Results(tmp_path / "both.ndjson"), images, device="cpu", jobs=2).measure(wanted)
+    assert both == alone
 
 
 class Pretended(Bench):
@@ -146,7 +154,7 @@ def test_partitions_and_capabilities_are_written(tmp_path: Path) -> None:
     np.savez(tmp_path / "noise.npz", images=noise, labels=np.arange(800) % 10)
     plan = Plan(SCALES["quick"], dict.fromkeys(("CIFAR-10", "CIFAR-100"), str(tmp_path / "noise.npz")))
     folder = tmp_path / "results"
-    run(["partitions", "table5"], plan, folder=folder, command="python -m benchmarks.paper …")
+    run(["partitions", "table5"], plan, folder=folder)
     assert {path.name for path in folder.iterdir()} == {
         "partitions.md",
         "partitions_cifar10.png",
@@ -154,7 +162,10 @@ def test_partitions_and_capabilities_are_written(tmp_path: Path) -> None:
         "table5.md",
     }
     assert "| `rlu` | yes |" in (folder / "table5.md").read_text()
-    assert "python -m benchmarks.paper" in (folder / "partitions.md").read_text()
+    assert (
+        f"python -m benchmarks.paper partitions --scale quick --data CIFAR-10={tmp_path}"
+        in (folder / "partitions.md").read_text()
+    )
 
 
 def test_an_unknown_data_set_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

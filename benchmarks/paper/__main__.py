@@ -41,6 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--quick", action="store_const", const="quick", dest="scale")
     parser.add_argument("--data", action="append", default=[], metavar="NAME=PATH", help="official files")
     parser.add_argument("--device", default="auto")
+    parser.add_argument("--jobs", type=int, default=1, help="simulations at a time")
     parser.add_argument("--output", type=Path, help="folder; benchmarks/results/paper-SCALE by default")
     chosen = parser.parse_args(arguments)
     paths = {}
@@ -54,18 +55,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
         Plan(SCALES[chosen.scale], paths),
         folder=chosen.output or RESULTS / f"paper-{chosen.scale}",
         device=chosen.device,
-        command=" ".join(["python -m benchmarks.paper", *(arguments or sys.argv[1:])]),
+        jobs=chosen.jobs,
     )
 
 
-def run(names: Sequence[str], plan: Plan, *, folder: Path, device: str = "auto", command: str = "") -> None:
+def run(names: Sequence[str], plan: Plan, *, folder: Path, device: str = "auto", jobs: int = 1) -> None:
     """Measure what is missing and write the named tables and figures into ``folder``."""
     folder.mkdir(parents=True, exist_ok=True)
+    given = [f"--data {dataset}={path}" for dataset, path in plan.paths.items()]
     for name in names:
-        bench = Bench(Results(folder / f"{name}.ndjson"), images, device=device, log=_say)
+        bench = Bench(Results(folder / f"{name}.ndjson"), images, device=device, jobs=jobs, log=_say)
         maker = TABLES.get(name)
         text = maker(plan, bench) if maker else FIGURES[name](plan, bench, folder)
         doc = inspect.cleandoc((maker or FIGURES[name]).__doc__ or "")
+        command = " ".join(["python -m benchmarks.paper", name, "--scale", plan.scale.name, *given])
         header = f"# {name}\n\n{doc}\n\n`{command}`; {machine()}.\n\n"
         unfinished = folder / f".{name}.md"
         unfinished.write_text(header + text, encoding="utf-8")

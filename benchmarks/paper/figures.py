@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 from benchmarks.common import markdown, mean_sd
 from benchmarks.paper.settings import DATASETS, Dataset, Plan
 from benchmarks.paper.tables import by_round, network_label, training_accuracy
-from benchmarks.rounds import Bench, Round, Rows
+from benchmarks.rounds import Bench, Round, Rows, global_model
 from rlu_cli.audit.archive_evaluation import UNIFORM
 from rlu_cli.core.methods import METHODS
 from rlu_cli.core.moments import model_statistics, softmax
@@ -44,12 +45,18 @@ def progress(plan: Plan, bench: Bench, folder: Path) -> str:
         DATASETS[name]
         for name in (("SVHN",) if "progress" in plan.scale.swapped else ("SVHN", "CIFAR-10", "CIFAR-100"))
     ]
+    rounds = {
+        dataset.name: [
+            round_
+            for steps in plan.scale.stages
+            for round_ in plan.rounds(dataset, steps=10, lr=dataset.lr, pretraining=steps)
+        ]
+        for dataset in chosen
+    }
+    bench.measure(chain.from_iterable(rounds.values()))
     figure, axes = _figure(len(chosen))
     for dataset, axis in zip(chosen, axes, strict=True):
-        rows: Rows = []
-        for steps in plan.scale.stages:
-            rounds = plan.rounds(dataset, steps=10, lr=dataset.lr, pretraining=steps)
-            rows += bench.measure(rounds)
+        rows = bench.measure(rounds[dataset.name])
         stages = by_round(rows, lambda round_: round_.pretraining.steps)
         accuracies = [training_accuracy(found) for _, found in stages]
         methods = [*METHODS, UNIFORM]
@@ -78,39 +85,39 @@ def progress(plan: Plan, bench: Bench, folder: Path) -> str:
 def aux_size(plan: Plan, bench: Bench, folder: Path) -> str:
     """iAcc of rlu with 5, 10, 50 and 100 auxiliary images a class, on the same clients; ten steps."""
     names = ("SVHN", "CIFAR-100") if "progress" in plan.scale.swapped else tuple(DATASETS)
+    stages = [(DATASETS[name], steps) for name in names for steps in (0, plan.scale.stages[-2])]
+    rounds = {
+        (dataset.name, steps): list(
+            plan.rounds(
+                dataset,
+                steps=10,
+                model=plan.model(dataset, "aux-size"),
+                lr=dataset.lr,
+                pretraining=steps,
+                methods=("rlu",),
+            )
+        )
+        for dataset, steps in stages
+    }
+
+    def of_size(size: int, plain: list[Round]) -> list[Round]:
+        return [replace(r, audit_aux=size) for r in plain if size <= r.options.aux_per_class]
+
+    bench.measure(r for plain in rounds.values() for size in AUX_SIZES for r in of_size(size, plain))
     lines, curves = [], {}
-    for name in names:
-        dataset = DATASETS[name]
-        model = plan.model(dataset, "aux-size")
-        for pretraining in (0, plan.scale.stages[-2]):
-            by_size: dict[int, Rows] = {}
-            most = 0
-            for size in AUX_SIZES:
-                rounds = list(
-                    plan.rounds(
-                        dataset,
-                        steps=10,
-                        model=model,
-                        lr=dataset.lr,
-                        pretraining=pretraining,
-                        methods=("rlu",),
-                    )
-                )
-                most = rounds[0].options.aux_per_class
-                if size <= most:
-                    by_size[size] = [
-                        row
-                        for row in bench.measure(replace(r, audit_aux=size) for r in rounds)
-                        if row["method"] == "rlu"
-                    ]
-            accuracy = training_accuracy(by_size[AUX_SIZES[0]])
-            stage = "untrained" if not pretraining else f"{accuracy:.0%} accurate"
-            label = f"{network_label(plan, dataset, model)}, {stage}"
-            scores = [
-                mean_sd(r["iAcc"] for r in by_size[size]) if size in by_size else "" for size in AUX_SIZES
-            ]
-            lines.append((label, str(len(by_size[AUX_SIZES[0]])), *scores))
-            curves[label] = {size: [r["iAcc"] for r in found] for size, found in by_size.items()}
+    for dataset, steps in stages:
+        plain = rounds[dataset.name, steps]
+        by_size = {
+            size: [row for row in bench.measure(of_size(size, plain)) if row["method"] == "rlu"]
+            for size in AUX_SIZES
+            if of_size(size, plain)
+        }
+        accuracy = training_accuracy(by_size[AUX_SIZES[0]])
+        stage = "untrained" if not steps else f"{accuracy:.0%} accurate"
+        label = f"{network_label(plan, dataset, plan.model(dataset, 'aux-size'))}, {stage}"
+        scores = [mean_sd(r["iAcc"] for r in by_size[size]) if size in by_size else "" for size in AUX_SIZES]
+        lines.append((label, str(len(by_size[AUX_SIZES[0]])), *scores))
+        curves[label] = {size: [r["iAcc"] for r in found] for size, found in by_size.items()}
     figure, (axis,) = _figure(1)
     for label, curve in curves.items():
         means = [np.mean(values) for values in curve.values()]
@@ -209,7 +216,7 @@ def _all_logits(bench: Bench, round_: Round) -> tuple[Array, NDArray[np.int64], 
     with torch.random.fork_rng():
         torch.manual_seed(round_.seed)
         model = build_model(complete_spec(round_.arch, data), allow_user_code=False)
-    start = bench.start(round_)
+    start = global_model(round_, bench.images, bench.device)
     if start is not None:
         model.load_state_dict(dict(start))
     model.train()

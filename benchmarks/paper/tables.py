@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import groupby
 
 from benchmarks.common import markdown, mean_sd
@@ -21,14 +21,17 @@ NEGATIVE = ("tanh", "selu")
 
 SCHEME_DATASETS = ("SVHN", "CIFAR-10", "CIFAR-100")
 
+Line = tuple[tuple[str, ...], Sequence[float] | None, list[Round]]
+"""A table's line: what it says first, what the paper prints for it, and the rounds that it is made of."""
+
 Group = tuple[tuple[str, ...], Sequence[float] | None, Rows]
-"""A table's line: what it says first, what the paper prints for it, and the scores of its clients."""
+"""A line with the scores of its rounds' clients."""
 
 
 def table2(plan: Plan, bench: Bench) -> str:
     """Untrained models: every network, data set and activation of the paper, one step and ten."""
 
-    def groups() -> Iterator[Group]:
+    def lines() -> Iterator[Line]:
         for steps in STEPS:
             for dataset in DATASETS.values():
                 size = plan.scale.size(dataset, dataset.model)
@@ -37,7 +40,7 @@ def table2(plan: Plan, bench: Bench) -> str:
                 for activation in dataset.activations[: size.activations]:
                     rounds = plan.rounds(dataset, steps=steps, activation=activation)
                     head = (MODEL_NAMES[dataset.model], plan.label(dataset), activation, str(steps))
-                    yield head, published.TABLE_2[dataset.name, activation, steps], bench.measure(rounds)
+                    yield head, published.TABLE_2[dataset.name, activation, steps], list(rounds)
             for activation in NEGATIVE:
                 dataset = DATASETS["CIFAR-100"]
                 rounds = plan.rounds(dataset, steps=steps, model="lenet5", activation=activation)
@@ -47,9 +50,9 @@ def table2(plan: Plan, bench: Bench) -> str:
                     activation,
                     str(steps),
                 )
-                yield head, None, bench.measure(rounds)
+                yield head, None, list(rounds)
 
-    return _score_tables(("model", "data", "activation", "m"), list(groups()))
+    return _score_tables(("model", "data", "activation", "m"), measured(lines(), bench))
 
 
 def table3(plan: Plan, bench: Bench) -> str:
@@ -57,18 +60,18 @@ def table3(plan: Plan, bench: Bench) -> str:
     dataset = DATASETS["CIFAR-10"]
     model = plan.model(dataset, "table3")
 
-    def groups() -> Iterator[Group]:
+    def lines() -> Iterator[Line]:
         for alpha in ALPHAS:
             rounds = plan.rounds(dataset, steps=10, model=model, alpha=alpha)
-            yield (str(alpha),), published.TABLE_3[alpha], bench.measure(rounds)
+            yield (str(alpha),), published.TABLE_3[alpha], list(rounds)
 
-    return f"{network_label(plan, dataset, model)}.\n\n" + _score_tables(("α",), list(groups()))
+    return f"{network_label(plan, dataset, model)}.\n\n" + _score_tables(("α",), measured(lines(), bench))
 
 
 def table4(plan: Plan, bench: Bench) -> str:
     """FedProx and SGD with momentum, ten steps, untrained. Every method is told the scheme."""
 
-    def groups() -> Iterator[Group]:
+    def lines() -> Iterator[Line]:
         for name in SCHEME_DATASETS:
             dataset = DATASETS[name]
             model = plan.model(dataset, "table4")
@@ -79,14 +82,21 @@ def table4(plan: Plan, bench: Bench) -> str:
                     )
                     rounds = plan.rounds(dataset, steps=10, model=model, lr=dataset.lr, **told)
                     head = (f"{symbol} = {value}", network_label(plan, dataset, model))
-                    yield head, published.TABLE_4[scheme, value, name], bench.measure(rounds)
+                    yield head, published.TABLE_4[scheme, value, name], list(rounds)
 
-    return _score_tables(("scheme", "model and data"), list(groups()))
+    return _score_tables(("scheme", "model and data"), measured(lines(), bench))
 
 
 def table5(plan: Plan, bench: Bench) -> str:
     """What each method can do, as the methods themselves declare."""
     return capability_table(METHODS)
+
+
+def measured(lines: Iterable[Line], bench: Bench) -> list[Group]:
+    """The lines with their scores; all rounds are asked for at once, to be played side by side."""
+    planned = list(lines)
+    bench.measure(round_ for _, _, rounds in planned for round_ in rounds)
+    return [(head, printed, bench.measure(rounds)) for head, printed, rounds in planned]
 
 
 TABLES: dict[str, Callable[[Plan, Bench], str]] = {
