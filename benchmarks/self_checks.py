@@ -27,6 +27,7 @@ from rlu_cli.core.metrics import score_counts
 from rlu_cli.files.checkpoint import read_checkpoint
 from rlu_cli.images import ImageSet
 from rlu_cli.images.datasets import open_dataset
+from rlu_cli.models.spec import ModelSpec, parse_spec
 from rlu_cli.simulation.archive import AUX, read_truth_lines, round_folder
 from rlu_cli.simulation.run import Simulator
 from rlu_cli.simulation.settings import Simulation
@@ -58,8 +59,10 @@ def main() -> None:
     arguments = parser.parse_args()
     rows: list[Row] = []
     for archive, labels, seed in archives(arguments.archives, arguments.seeds):
-        for row in scores(archive, wrong=seed < WRONG_SEEDS):
-            rows.append({**labels, "seed": seed, **row})
+        kept = archive / "scores.json"  # an interrupted run goes on where it stopped
+        if not kept.exists():
+            kept.write_text(json.dumps(list(scores(archive, wrong=seed < WRONG_SEEDS))), encoding="utf-8")
+        rows += [{**labels, "seed": seed, **row} for row in json.loads(kept.read_text(encoding="utf-8"))]
     write_ndjson(arguments.output, rows)
     print(f"{machine()}; {arguments.seeds} seeds × 10 clients\n")
     print(table(rows))
@@ -102,7 +105,10 @@ def simulate(
 
 def scores(archive: Path, *, wrong: bool) -> Iterator[Row]:
     """Misfit, embedding match, warnings and iAcc of each client, with right inputs and with wrong ones."""
-    names = json.loads(read_checkpoint(archive / "final.safetensors").metadata["fl.class_names"])
+    about = read_checkpoint(archive / "final.safetensors").metadata
+    names = json.loads(about["fl.class_names"])
+    spec = parse_spec(about["fl.arch"])
+    tanh = str(ModelSpec(spec.name, {**spec.kwargs, "activation": "tanh"}))
     inputs = {"right": (ModelOptions(), 1.0)}
     if wrong:
         inputs |= {
@@ -110,17 +116,17 @@ def scores(archive: Path, *, wrong: bool) -> Iterator[Row]:
             "lr × 2": (ModelOptions(), 2.0),
             "normalisation none": (ModelOptions(normalize="none"), 1.0),
             "normalisation half": (ModelOptions(normalize="half"), 1.0),
-            "activation tanh": (ModelOptions(arch="lenet5:activation=tanh"), 1.0),
+            "activation tanh": (ModelOptions(arch=tanh), 1.0),
             "classes permuted": (order(archive, "permuted", [*names[3:], *names[:3]]), 1.0),
             "two classes swapped": (order(archive, "swapped", [*names[:-2], names[-1], names[-2]]), 1.0),
         }
     for line in read_truth_lines(archive):
         folder = round_folder(archive, line.round)
         local = folder / f"{line.client}.safetensors"
-        about = read_checkpoint(local).metadata
+        trained = read_checkpoint(local).metadata
         for name, (model, factor) in inputs.items():
             auditor = shared(folder / "global.safetensors", local, archive / AUX, model)
-            told = TrainingOptions(lr=str(factor * float(about["fl.lr"])))
+            told = TrainingOptions(lr=str(factor * float(trained["fl.lr"])))
             if "momentum" in about and name == "right" and wrong:
                 yield row(auditor, local, line, "momentum not told", replace(told, momentum=0.0))
             yield row(auditor, local, line, name, told)

@@ -40,6 +40,10 @@ class UsageError(RluError):
     exit_code = ExitCode.USAGE
 
 
+class NotInstalledError(UsageError):
+    """The request needs a package that is an extra of ours."""
+
+
 class FileError(RluError):
     """A file is missing, damaged, of a kind we don't read, or unsafe to read."""
 

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlu_cli.core.schemes import (
+    MOST_STEPS,
     LinearRecursion,
     check_training,
     drift,
@@ -133,6 +134,41 @@ def test_recursion_is_torch_sgd(training: LocalTraining, seed: int, with_constan
     # … and so is its split into an impulse response and a drift: −Δ = Σ_τ w^τ g^τ + h.
     h = drift(training, initial=initial, constant=0.0 if constant is None else constant)
     np.testing.assert_allclose(-(impulse_response(training) @ gradients + h), expected, rtol=1e-9, atol=1e-11)
+
+
+@given(
+    st.integers(1, 9),
+    st.sampled_from([0.0, 0.5, 0.9]),
+    st.sampled_from([0.0, 0.3]),
+    st.booleans(),
+    st.sampled_from([0.0, 0.7]),
+    st.sampled_from([0.0, 0.2]),
+    st.booleans(),
+)
+def test_impulses_one_by_one(
+    m: int, momentum: float, dampening: float, nesterov: bool, prox: float, decay: float, schedule: bool
+) -> None:
+    """The backward pass gives what each unit gradient does when it goes through the recursion alone."""
+    nesterov = nesterov and momentum > 0
+    training = LocalTraining(
+        m,
+        4,
+        tuple(LR * 0.9**k for k in range(m)) if schedule else LR,
+        momentum=momentum,
+        dampening=0.0 if nesterov else dampening,
+        nesterov=nesterov,
+        weight_decay=decay,
+        prox=prox,
+    )
+    recursion = LinearRecursion(training, (m,))
+    for pulse in np.eye(m):
+        recursion.step(pulse)
+    np.testing.assert_allclose(impulse_response(training), -recursion.displacement, rtol=1e-12, atol=1e-15)
+
+
+def test_many_steps_take_little_memory() -> None:
+    weights = impulse_response(LocalTraining(MOST_STEPS, 4, 1e-6, momentum=0.9))
+    assert weights[0] == pytest.approx(1e-5) and weights[-1] == pytest.approx(1e-6)
 
 
 @given(trainings(), st.integers(0, 10_000))

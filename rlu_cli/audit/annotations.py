@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from rlu_cli.errors import MismatchError
+from rlu_cli.errors import MismatchError, UsageError
+from rlu_cli.files.json_io import parse_json
 from rlu_cli.files.metadata import first_of
+from rlu_cli.images.normalize import parse_normalization
+from rlu_cli.models.spec import parse_spec
 
 T = TypeVar("T")
 
@@ -50,7 +52,9 @@ class Annotations:
         self.sources[name] = source
         try:
             return parse(str(value))
-        except ValueError as error:
+        except (ValueError, UsageError) as error:
+            if source == "flag" and isinstance(error, UsageError):
+                raise
             option = "--" + name.replace("_", "-")
             raise MismatchError(
                 f"{name} in {_WHERE[source]}: {error}; found {str(value)[:60]!r}. Correct it with {option}."
@@ -97,6 +101,18 @@ def boolean(value: str) -> bool:
     return truths[value.strip().lower()]
 
 
+def architecture(value: str) -> str:
+    """The text of an architecture."""
+    parse_spec(value)
+    return value.strip()
+
+
+def normalization(value: str) -> str:
+    """The text of a normalisation."""
+    parse_normalization(value)
+    return value.strip()
+
+
 def image_size(value: str) -> tuple[int, int]:
     """HxW, or one side of a square; a JSON list [H, W] too."""
     parts = value.lower().strip().removeprefix("[").removesuffix("]").replace("x", ",").split(",")
@@ -112,7 +128,7 @@ def image_size(value: str) -> tuple[int, int]:
 def name_list(value: str) -> tuple[str, ...]:
     """A JSON list of strings."""
     try:
-        parsed = json.loads(value)
+        parsed = parse_json(value)
     except ValueError:
         parsed = None
     if not isinstance(parsed, list) or not all(isinstance(item, str) for item in parsed) or not parsed:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
-from rlu_cli.audit.annotations import Annotations, image_size, name_list, text
+from rlu_cli.audit.annotations import Annotations, architecture, image_size, name_list, normalization
 from rlu_cli.audit.options import ModelOptions
 from rlu_cli.errors import MismatchError
 
@@ -28,8 +28,8 @@ def describe_model(options: ModelOptions, annotations: Annotations) -> ModelDesc
         A value that can't be parsed.
     """
     return ModelDescription(
-        annotations.get("arch", options.arch, text),
-        annotations.get("normalize", options.normalize, text),
+        annotations.get("arch", options.arch, architecture),
+        annotations.get("normalize", options.normalize, normalization),
         annotations.get("image_size", options.image_size, image_size),
         annotations.get("class_names", None, name_list),
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from rlu_cli.core.types import FloatArray, Head, LocalTraining, Note
 from rlu_cli.core.variates import ClientState, next_server_control
 from rlu_cli.errors import FileError, MismatchError
 from rlu_cli.files.checkpoint import Checkpoint, read_checkpoint
+from rlu_cli.files.json_io import parse_json
 from rlu_cli.files.metadata import read_sidecar
 
 GLOBAL_STEM = "global"
@@ -244,7 +244,7 @@ def _from_manifest(path: Path) -> list[PastRound]:
         if not line.strip():
             continue
         try:
-            entry = json.loads(line)
+            entry = parse_json(line)
             local, control = entry.get("local"), entry.get("server_control")
             rounds.append(
                 PastRound(

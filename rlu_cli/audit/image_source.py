@@ -27,7 +27,7 @@ from rlu_cli.audit.progress import Reporter, Update
 from rlu_cli.audit.replay import Replay
 from rlu_cli.core.types import Activations, LocalTraining, Note
 from rlu_cli.core.variates import STATEFUL
-from rlu_cli.errors import UsageError
+from rlu_cli.errors import MismatchError, NotInstalledError, UsageError
 from rlu_cli.files.checkpoint import Checkpoint
 from rlu_cli.files.hashing import sha256_tensors
 from rlu_cli.files.state_dict import strip_prefixes
@@ -88,9 +88,26 @@ class ImageSource:
 
     @cached_property
     def network(self) -> Network:
-        """The model; it holds the weights of the latest pass."""
-        asked = self.described.image_size
+        """The model; it holds the weights of the latest pass.
+
+        Raises
+        ------
+        MismatchError
+            The checkpoint doesn't fit it, or its annotations describe none that can be built.
+        UsageError
+            The flags don't.
+        """
         native = self.collection.native_size(self._reading)
+        try:
+            return self._build(native)
+        except UsageError as error:
+            flags = (self.options.arch, self.options.head)
+            if isinstance(error, NotInstalledError) or flags != (None, None):
+                raise
+            raise MismatchError(f"{error} The checkpoint's annotations say so: pass --arch") from None
+
+    def _build(self, native: tuple[int, int]) -> Network:
+        asked = self.described.image_size
         spec, matched = choose_spec(self.described.arch, self.reference.tensors, asked or native)
         if matched:
             self._notes.append(

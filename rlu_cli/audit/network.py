@@ -16,12 +16,24 @@ from rlu_cli.files.checkpoint import Checkpoint
 from rlu_cli.files.positional import name_positional
 from rlu_cli.files.state_dict import strip_prefixes
 from rlu_cli.files.weight_norm import joined_name
-from rlu_cli.models import ModelSpec, build_model, find_head, load_weights, match_builtin, parse_spec
+from rlu_cli.models import (
+    ModelSpec,
+    build_model,
+    check_weights,
+    find_head,
+    load_weights,
+    match_builtin,
+    parse_spec,
+)
 from rlu_cli.models.head import Head as HeadLayer
 from rlu_cli.models.spec import IMAGE_SIZES
 
 _PART = 2**20
 """Numbers checked at a time."""
+
+
+_MOST_PIXELS = 2**21
+"""Larger inputs would need gigabytes for the first layer alone."""
 
 
 @dataclass(frozen=True)
@@ -98,13 +110,22 @@ def build_network(
     The image size is the one asked for, else the one the architecture was built for, else the images'
     own.
     """
-    model = build_model(spec, allow_user_code=allow_user_code)
-    size = image_size or _declared_size(spec, model) or native_size
     try:
+        if spec.kind == "builtin":  # a shape that a file's metadata make up must not fill the memory
+            with torch.device("meta"):
+                sketch = build_model(spec, allow_user_code=False)
+            check_weights(sketch, named_tensors(checkpoint, sketch), where=str(checkpoint.path))
+        model = build_model(spec, allow_user_code=allow_user_code)
         load_weights(model, named_tensors(checkpoint, model), where=str(checkpoint.path))
     except MismatchError as error:
         hint = adapter_hint(checkpoint.tensors)
         raise MismatchError(f"{str(error).rstrip('.')}{hint}") if hint else error from None
+    size = image_size or _declared_size(spec, model) or native_size
+    if size[0] * size[1] > _MOST_PIXELS:
+        raise MismatchError(
+            f"expected images of at most {_MOST_PIXELS} pixels, as networks take them, found "
+            f"{size[0]}x{size[1]} (height x width): pass --image-size with what the client trained on"
+        )
     if spec.kind == "builtin":  # others may flatten with view(), which this layout would break
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     model.requires_grad_(False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,6 +16,8 @@ from rlu_cli.core.types import FloatArray, IntArray, Note, Recovery
 
 SCHEMA_VERSION = 1
 
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
 
 def envelope(command: str) -> dict[str, Any]:
     """The fields that every object begins with."""
@@ -22,8 +25,12 @@ def envelope(command: str) -> dict[str, Any]:
 
 
 def dumps(document: dict[str, Any], *, indent: int | None = None) -> str:
-    """JSON text without NaN, infinity or NumPy numbers, with a newline at its end."""
-    return json.dumps(document, ensure_ascii=False, allow_nan=False, indent=indent) + "\n"
+    """JSON text without NaN, infinity or NumPy numbers, with a newline at its end.
+
+    File names that are no UTF-8 have lone surrogates in Python, which only JSON's escapes can carry.
+    """
+    text = json.dumps(document, ensure_ascii=False, allow_nan=False, indent=indent)
+    return _SURROGATE.sub(lambda match: f"\\u{ord(match[0]):04x}", text) + "\n"
 
 
 def recovery_document(auditor: Auditor, client: ClientRound, recovery: Recovery) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from rlu_cli.core.types import LogitMoments, ModelStatistics, Responses
 from rlu_cli.errors import FileError
 from rlu_cli.files.checkpoint import read_checkpoint
 from rlu_cli.files.hashing import sha256_tensors
+from rlu_cli.files.json_io import parse_json
 from rlu_cli.files.safetensors_io import save_safetensors
 
 _KIND = "rlu.statistics"
@@ -128,7 +129,7 @@ def read_statistics(path: Path) -> StoredStatistics:
 
 def _about(text: str | None) -> dict[str, Any] | None:
     try:
-        about = json.loads(text or "")
+        about = parse_json(text or "")
     except ValueError:
         return None
     if not isinstance(about, dict) or any(name not in about for name in _ABOUT):

@@ -8,7 +8,7 @@ from typing import Any
 
 from rlu_cli.audit.annotations import Annotations, boolean, number, numbers, text, whole
 from rlu_cli.audit.options import TrainingOptions
-from rlu_cli.core.schemes import SCHEMES, check_training
+from rlu_cli.core.schemes import MOST_STEPS, SCHEMES, check_training
 from rlu_cli.core.types import LocalTraining
 from rlu_cli.errors import MismatchError, UsageError
 
@@ -29,6 +29,24 @@ class TrainingRecord:
 
 
 def resolve_training(options: TrainingOptions, annotations: Annotations) -> TrainingRecord:
+    """The training values: see `_resolve`. What is out of range in files alone is no usage error.
+
+    Raises
+    ------
+    MismatchError
+        Values that are needed and nobody says, that contradict each other, or that files have out of range.
+    UsageError
+        Flags out of range.
+    """
+    try:
+        return _resolve(options, annotations)
+    except UsageError as error:
+        if options != TrainingOptions():
+            raise
+        raise MismatchError(f"{error}. The checkpoints' metadata or a file beside them say so") from None
+
+
+def _resolve(options: TrainingOptions, annotations: Annotations) -> TrainingRecord:
     """Collect the training values, and name at once everything that is missing.
 
     ``steps`` counts optimiser steps; ``epochs`` with ``dataset_size`` n means epochs·⌈n/B⌉ of them, over
@@ -83,6 +101,8 @@ def resolve_training(options: TrainingOptions, annotations: Annotations) -> Trai
     if batch_size < 1:
         raise UsageError(f"expected a batch size of at least 1, found {batch_size}")
     steps, total = _steps_and_total(steps, epochs, dataset_size, batch_size)
+    if steps > MOST_STEPS:
+        raise UsageError(f"expected at most {MOST_STEPS} steps, found {steps}")
     training = LocalTraining(
         steps=steps,
         batch_size=batch_size,

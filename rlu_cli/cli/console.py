@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from rlu_cli.audit.progress import Reporter, Update, silent
+from rlu_cli.files.text import printable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -132,7 +133,7 @@ def print_error(message: str) -> None:
 
 def _say(text: str) -> None:
     """One line on stderr that ends in a full stop."""
-    line = " ".join(text.split())
+    line = printable(" ".join(text.split()))
     stop = "" if line.endswith((".", "!", "?")) else "."
     sys.stderr.write(f"rlu: {line}{stop}\n")
 
@@ -140,7 +141,7 @@ def _say(text: str) -> None:
 def _escape(text: str) -> str:
     from rich.markup import escape
 
-    return escape(text)
+    return escape(printable(text))
 
 
 def _console() -> Console:

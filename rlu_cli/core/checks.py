@@ -9,6 +9,9 @@ from rlu_cli.core.simplex import simplex_least_squares
 from rlu_cli.core.types import FloatArray, Head, HeadUpdate, Note
 from rlu_cli.errors import MismatchError
 
+_LARGEST = 1e40
+"""Beyond what float32 holds; squares and products stay finite in float64."""
+
 _BIAS_SLACK = 0.01
 """|u_j| may pass 1 by this much before it is called impossible: float32 checkpoints round."""
 
@@ -42,10 +45,11 @@ def check_heads(local: Head, reference: Head) -> None:
         )
     for name, head in (("global", reference), ("local", local)):
         for values in (head.weight, head.bias):
-            if values is not None and not np.all(np.isfinite(values)):
+            if values is not None and not np.all(np.abs(values) <= _LARGEST):
                 raise MismatchError(
-                    f"expected finite numbers in the {name} checkpoint's output layer, found NaN or "
-                    "infinity: training diverged or the file is damaged, and nothing can be recovered from it"
+                    f"expected finite numbers in the {name} checkpoint's output layer, found NaN, infinity "
+                    f"or more than {_LARGEST:g}: training diverged or the file is damaged, and nothing can "
+                    "be recovered from it"
                 )
 
 

@@ -10,6 +10,9 @@ from rlu_cli.core.responses import class_response, empty_responses
 from rlu_cli.core.types import FloatArray, IntArray, LogitMoments, ModelStatistics
 from rlu_cli.errors import MismatchError
 
+_LARGEST_LOGIT = 1e12
+"""Far beyond any model that can still be called one; squares and sums stay finite in float32."""
+
 
 def logit_moments(logits: NDArray[np.floating], labels: IntArray, num_classes: int) -> LogitMoments:
     """Mean and factored covariance of the logits of each class.
@@ -30,9 +33,11 @@ def logit_moments(logits: NDArray[np.floating], labels: IntArray, num_classes: i
     MismatchError
         A class without samples, or logits that are not finite.
     """
-    if not np.all(np.isfinite(logits)):
+    largest = float(np.abs(logits).max(initial=0.0))
+    if not largest <= _LARGEST_LOGIT:
+        found = f"one of size {largest:.1g}" if np.isfinite(largest) else "NaN or infinity"
         raise MismatchError(
-            "expected finite logits on the auxiliary images, found NaN or infinity: "
+            f"expected finite logits on the auxiliary images, at most {_LARGEST_LOGIT:g}, found {found}: "
             "the checkpoint's weights, the normalisation or the architecture is wrong"
         )
     if len(labels) != len(logits) or (len(labels) and not 0 <= labels.min() <= labels.max() < num_classes):

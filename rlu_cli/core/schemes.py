@@ -13,6 +13,14 @@ from rlu_cli.errors import MismatchError, UsageError
 _POSITION_ROUNDS = 8
 """The positions depend on the gradients at them; this many rounds settle both."""
 
+MOST_STEPS = 100_000
+"""Local steps that are followed one by one: beyond, the two ends of training tell nothing anyway."""
+
+_MOST_SAMPLES = 10**12
+
+_RATES = (1e-30, 1e30)
+"""Learning rates that arithmetic can take; NaN is outside too."""
+
 SCHEMES = ("fedavg", "fedprox", "scaffold", "feddyn", "feddc")
 
 
@@ -85,13 +93,17 @@ def check_training(training: LocalTraining) -> None:
         A value out of its range, or a proximal pull that keeps training itself from converging (λη ≥ 2).
     """
     rates = np.atleast_1d(np.asarray(training.lr, dtype=np.float64))
-    if not np.all(np.isfinite(rates)) or np.any(rates <= 0):
-        raise UsageError(f"expected a positive learning rate, found {training.lr}: correct --lr")
-    for name, value in (("step count", training.steps), ("batch size", training.batch_size)):
-        if value < 1:
-            raise UsageError(f"expected a {name} of at least 1, found {value}")
-    if training.samples < 1:
-        raise UsageError(f"expected at least one sample, found {training.samples}")
+    if not np.all((rates >= _RATES[0]) & (rates <= _RATES[1])):
+        low, high = float(rates.min()), float(rates.max())
+        found = f"{low:g}" if low == high else f"{low:g} to {high:g}"
+        raise UsageError(f"expected a positive learning rate, found {found}: correct --lr")
+    for name, value, most in (
+        ("step count", training.steps, MOST_STEPS),
+        ("batch size", training.batch_size, _MOST_SAMPLES),
+        ("number of samples", training.samples, _MOST_SAMPLES),
+    ):
+        if not 1 <= value <= most:
+            raise UsageError(f"expected a {name} from 1 to {most}, found {value}")
     if not 0 <= training.momentum < 1:
         raise UsageError(f"expected a momentum in [0, 1), found {training.momentum}")
     if training.nesterov and (training.momentum <= 0 or training.dampening != 0):
@@ -114,12 +126,24 @@ def impulse_response(training: LocalTraining) -> FloatArray:
 
         −Δ = Σ_τ w^τ g^τ + h,     w^τ = η ρ^τ
 
-    Returns shape (m,). All m impulses run through the recursion at once, as an m-vector.
+    Returns shape (m,). The recursion of `LinearRecursion` is run once backwards: what the final x gains from
+    a change of x and of v after each step, hence from that step's gradient.
     """
-    recursion = LinearRecursion(training, (training.steps,))
-    for pulse in np.eye(training.steps):
-        recursion.step(pulse)
-    return -recursion.displacement
+    t, rates = training, step_rates(training)
+    weights = np.empty(t.steps)
+    pull = t.prox + t.weight_decay
+    by_x, by_v = 1.0, 0.0
+    for step in range(t.steps - 1, -1, -1):
+        by_direction = -float(rates[step]) * by_x
+        by_d = by_direction
+        if t.momentum:
+            fresh = step == 0
+            by_velocity = by_v + (t.momentum * by_direction if t.nesterov else by_direction)
+            by_d = (by_direction if t.nesterov else 0.0) + by_velocity * (1.0 if fresh else 1 - t.dampening)
+            by_v = t.momentum * by_velocity
+        weights[step] = -by_d
+        by_x += pull * by_d
+    return weights
 
 
 def drift(

@@ -24,6 +24,14 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
+def parse_json(text: str) -> Any:
+    """The value of a short JSON text; ValueError for what is none, nesting too deep to follow included."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
 def read_json(path: Path | str, *, limit: int) -> Any:
     """The value that a JSON file of at most ``limit`` bytes holds.
 

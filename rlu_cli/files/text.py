@@ -11,10 +11,15 @@ _ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 def one_line(text: object, limit: int = 160) -> str:
     """First non-blank line of ``text``, without control characters, cut to ``limit`` characters."""
     for raw in _ANSI.sub("", str(text)).splitlines():
-        line = "".join(c if c.isprintable() else "?" for c in raw.replace("\t", " ")).strip()
+        line = printable(raw.replace("\t", " ")).strip()
         if line:
             return line if len(line) <= limit else line[: limit - 1] + "…"
     return type(text).__name__ if isinstance(text, BaseException) else ""
+
+
+def printable(text: str) -> str:
+    """``text`` with a question mark for each character that a terminal would obey instead of showing."""
+    return "".join(c if c.isprintable() else "?" for c in text)
 
 
 def names(items: Iterable[object], limit: int = 6) -> str:

@@ -19,6 +19,14 @@ def memory_limit(file_size: int) -> int:
     return max(file_size + file_size // 8, min(64 * GIB, 200 * file_size + GIB))
 
 
+def unpacked_limit(file_size: int) -> int:
+    """Bytes that a packed file of images of this size may unpack to: 64 times its size and 64 MiB.
+
+    Images shrink to a half or a tenth; only a file made to harm, or a very small one, shrinks more.
+    """
+    return 64 * file_size + 64 * 2**20
+
+
 def guarded_members(path: Path) -> list[zipfile.ZipInfo]:
     """The archive's entries, after checking that unpacking them all stays within the limit.
 

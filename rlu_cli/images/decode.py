@@ -11,11 +11,13 @@ import struct
 import warnings
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from threading import Lock
 from typing import TYPE_CHECKING
 
 from rlu_cli.errors import FileError, MismatchError
+from rlu_cli.files.regular import open_regular
 
 if TYPE_CHECKING:
     import numpy as np
@@ -24,6 +26,11 @@ if TYPE_CHECKING:
 
 FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 """The decoders a file may reach, whatever its name says: none that starts another program (EPS)."""
+
+_MANY_PIXELS = 2**22
+"""Images of more pixels are decoded one at a time: in eight threads they would fill the memory."""
+
+_LARGE = Lock()
 
 _ORIENTATION = 0x0112
 _SIDEWAYS = (5, 6, 7, 8)
@@ -82,7 +89,11 @@ def to_mode(image: Image.Image, channels: int) -> Image.Image:
         image = _sixteen_to_eight(image)
     elif image.mode == "F":
         raise ValueError("its pixels are floating-point numbers, whose range is not known")
-    return image.convert("L" if channels == 1 else "RGB")
+    mode = "L" if channels == 1 else "RGB"
+    if image.mode != mode:
+        return image.convert(mode)
+    image.load()
+    return image
 
 
 def decode_image(
@@ -102,17 +113,15 @@ def decode_pixels(
 ) -> npt.NDArray[np.uint8]:
     """:func:`decode_image` for worker threads: the caller has entered :func:`strict_pillow`."""
     import numpy as np
-    from PIL import ImageOps
+    from PIL import Image, ImageOps
 
-    with _opened(path) as image:
-        turned = ImageOps.exif_transpose(image) if exif else image
-        converted = to_mode(turned, channels)
-    if size is not None and converted.size != (size[1], size[0]):
-        from PIL import Image
-
-        # Pillow's bilinear filter always antialiases when it shrinks; torchvision's Resize calls the same.
-        converted = converted.resize((size[1], size[0]), Image.Resampling.BILINEAR)
-    pixels: npt.NDArray[np.uint8] = np.asarray(converted, dtype=np.uint8)
+    with _opened(path) as opened, _LARGE if opened.width * opened.height > _MANY_PIXELS else nullcontext():
+        image = ImageOps.exif_transpose(opened) if exif else opened
+        converted = to_mode(image, channels)
+        if size is not None and converted.size != (size[1], size[0]):
+            # Pillow's bilinear filter antialiases whenever it shrinks; torchvision's Resize calls the same.
+            converted = converted.resize((size[1], size[0]), Image.Resampling.BILINEAR)
+        pixels: npt.NDArray[np.uint8] = np.asarray(converted, dtype=np.uint8)
     return pixels[:, :, None] if pixels.ndim == 2 else pixels
 
 
@@ -136,7 +145,7 @@ def _opened(path: Path) -> Iterator[Image.Image]:
     from PIL import Image, UnidentifiedImageError
 
     try:
-        with path.open("rb") as stream, Image.open(stream, formats=FORMATS) as image:
+        with open_regular(path) as stream, Image.open(stream, formats=FORMATS) as image:
             if 0 in image.size:
                 raise ValueError("it has no pixels")
             yield image
@@ -155,7 +164,7 @@ def _opened(path: Path) -> Iterator[Image.Image]:
 
 def _unknown_kind(path: Path) -> str:
     """Why no decoder took the file."""
-    with path.open("rb") as stream:
+    with open_regular(path) as stream:
         head = stream.read(64)
     if not head:
         return "the file is empty"
@@ -169,7 +178,8 @@ def _sixteen_to_eight(image: Image.Image) -> Image.Image:
     import numpy as np
     from PIL import Image
 
-    values = np.asarray(image)
+    values = np.array(image)
     if values.min() < 0 or values.max() > 0xFFFF:
         raise ValueError("its pixels are integers outside the 16-bit range, whose scale is not known")
-    return Image.fromarray((values >> 8).astype(np.uint8))
+    values >>= 8
+    return Image.fromarray(values.astype(np.uint8))

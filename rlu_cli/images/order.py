@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rlu_cli.errors import FileError, MismatchError, UsageError
+from rlu_cli.files.regular import read_bounded
+from rlu_cli.files.text import one_line
 
 
 def natural_key(name: str) -> tuple[list[str | int], str]:
@@ -15,6 +17,9 @@ def natural_key(name: str) -> tuple[list[str | int], str]:
     parts = re.split(r"(\d+)", name.lower())
     return [int(part) if part.isdecimal() else part for part in parts], name
 
+
+_LIMIT = 16 * 2**20
+"""Bytes of a class-order file: room for a million names."""
 
 OWN = "dataset"
 """The order of a data set's own label numbers."""
@@ -71,7 +76,8 @@ def dataset_order(
 def some(names: Sequence[str], limit: int = 5) -> str:
     """The first few of `names`, for a message."""
     rest = len(names) - limit
-    return ", ".join(repr(name) for name in names[:limit]) + (f" and {rest} more" if rest > 0 else "")
+    shown = ", ".join(repr(one_line(name, 60)) for name in names[:limit])
+    return shown + (f" and {rest} more" if rest > 0 else "")
 
 
 def _match(
@@ -110,7 +116,7 @@ def _read_names(order: str) -> list[str]:
             "file with one class name per line"
         )
     try:
-        text = path.read_text(encoding="utf-8-sig").rstrip()
+        text = read_bounded(path, _LIMIT).decode("utf-8-sig").rstrip()
     except (OSError, ValueError) as error:
         reason = "it is not UTF-8 text" if isinstance(error, ValueError) else error.strerror
         raise FileError(f"can't read the class-order file {path}: {reason}") from error

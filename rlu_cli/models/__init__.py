@@ -8,7 +8,7 @@ from rlu_cli.models.registry import BUILTIN, build_model
 from rlu_cli.models.resnet import ResNet32, ResNet50
 from rlu_cli.models.spec import ModelSpec, parse_spec
 from rlu_cli.models.vgg import VGG16
-from rlu_cli.models.weights import load_weights
+from rlu_cli.models.weights import check_weights, load_weights
 
 __all__ = [
     "ACTIVATIONS",
@@ -21,6 +21,7 @@ __all__ = [
     "ResNet32",
     "ResNet50",
     "build_model",
+    "check_weights",
     "find_head",
     "flatten_logits",
     "load_weights",

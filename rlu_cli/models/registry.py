@@ -8,7 +8,7 @@ from types import MappingProxyType, ModuleType
 
 from torch import nn
 
-from rlu_cli.errors import FileError, UsageError
+from rlu_cli.errors import FileError, NotInstalledError, UsageError
 from rlu_cli.models.lenet import LeNet5
 from rlu_cli.models.resnet import ResNet32, ResNet50
 from rlu_cli.models.spec import ModelSpec
@@ -80,7 +80,7 @@ def _library(package: str, module: str) -> ModuleType:
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] != package:
             raise
-        raise UsageError(
+        raise NotInstalledError(
             f"{package} isn't installed, so its models can't be built: pip install 'rlu-cli[{package}]'."
         ) from None
 

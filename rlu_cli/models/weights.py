@@ -20,6 +20,20 @@ def load_weights(model: nn.Module, tensors: Mapping[str, Tensor], *, where: str)
     arrays), and of tied parameters one name is enough (safetensors keeps only one). When anything doesn't fit
     the model is left as it was.
     """
+    check_weights(model, tensors, where=where)
+    own = model.state_dict(keep_vars=True)
+    with torch.no_grad():
+        for name, tensor in tensors.items():
+            own[name].copy_(_reshaped(name, tensor))
+
+
+def check_weights(model: nn.Module, tensors: Mapping[str, Tensor], *, where: str) -> None:
+    """Refuse tensors that don't fit the model, as `load_weights`; the model may be without memory (meta).
+
+    Raises
+    ------
+    MismatchError
+    """
     own = {name: t for name, t in model.state_dict(keep_vars=True).items() if isinstance(t, Tensor)}
     given = {name: _reshaped(name, tensor) for name, tensor in tensors.items()}
     loaded = {id(own[name]) for name in given if name in own}
@@ -43,9 +57,6 @@ def load_weights(model: nn.Module, tensors: Mapping[str, Tensor], *, where: str)
             "architecture and the arguments that it was trained with, e.g. --arch vgg16:num_classes=100, and "
             "the image size (--image-size), which some shapes follow from."
         )
-    with torch.no_grad():
-        for name, tensor in given.items():
-            own[name].copy_(tensor)
 
 
 def _is_counter(name: str) -> bool:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from rlu_cli.errors import FileError, MismatchError
 from rlu_cli.files.atomic import write_text
-from rlu_cli.files.json_io import read_json
+from rlu_cli.files.json_io import parse_json, read_json
 from rlu_cli.files.safetensors_io import save_safetensors
 from rlu_cli.simulation.settings import Simulation
 
@@ -83,7 +83,7 @@ def read_truth_lines(root: Path) -> list[TruthLine]:
     lines = []
     for number, text in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
         try:
-            entry = json.loads(text)
+            entry = parse_json(text)
             lines.append(
                 TruthLine(
                     int(entry["round"]),

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rlu_cli.errors import FileError, UsageError
-from rlu_cli.files.text import size
+from rlu_cli.files.regular import read_bounded
 from rlu_cli.images.datasets.pixels import SPLITS, check_split, image_set
 from rlu_cli.images.datasets.plain_pickle import array_of, read_plain_pickle
 from rlu_cli.images.datasets.tar import MEMBER_LIMIT, read_members
@@ -134,15 +134,9 @@ def _not_cifar(path: Path) -> FileError:
 
 def _read(path: Path) -> bytes:
     try:
-        with path.open("rb") as stream:
-            data = stream.read(MEMBER_LIMIT + 1)
+        return read_bounded(path, MEMBER_LIMIT)
     except OSError as error:
         raise FileError(f"{path}: can't be read ({error.strerror}); unpack the archive again") from error
-    if len(data) > MEMBER_LIMIT:
-        raise FileError(
-            f"{path}: expected a CIFAR file, found more than {size(MEMBER_LIMIT)}; unpack it again"
-        )
-    return data
 
 
 def _fields(files: Mapping[str, bytes], name: str, path: Path) -> dict[str, Any]:

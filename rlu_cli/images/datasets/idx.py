@@ -13,11 +13,13 @@ import numpy as np
 import numpy.typing as npt
 
 from rlu_cli.errors import FileError
+from rlu_cli.files.regular import open_regular
+from rlu_cli.files.text import one_line
+from rlu_cli.files.zips import unpacked_limit
 from rlu_cli.images.datasets.pixels import check_split, image_set
 from rlu_cli.images.load import ImageSet
 
 _TYPES = {8: "u1", 9: "i1", 11: ">i2", 12: ">i4", 13: ">f4", 14: ">f8"}
-_LIMIT = 8 * 2**30
 _STEMS = {"train": "train", "test": "t10k"}
 # The official names have a hyphen before idx3; copies with a dot are about as common.
 _IMAGES = re.compile(r"(.*)images([-.])idx3-ubyte(\.gz)?")
@@ -36,9 +38,10 @@ def read_idx(path: Path) -> npt.NDArray[Any]:
         Unreadable, of another format, cut short or longer than its header says.
     """
     try:
-        with path.open("rb") as stream:
+        with open_regular(path) as stream:
             packed = stream.read(2) == b"\x1f\x8b"
-        with gzip.open(path) if packed else path.open("rb") as stream:
+        limit = unpacked_limit(path.stat().st_size)
+        with gzip.open(path) if packed else open_regular(path) as stream:
             head = stream.read(4)
             if not is_idx(head):
                 raise FileError(f"{path}: expected an IDX file (MNIST's format), found another kind of file")
@@ -46,8 +49,11 @@ def read_idx(path: Path) -> npt.NDArray[Any]:
             sizes = stream.read(4 * head[3])
             shape = tuple(int.from_bytes(sizes[i : i + 4], "big") for i in range(0, len(sizes), 4))
             expected = math.prod(shape) * dtype.itemsize
-            if len(sizes) < 4 * head[3] or expected > _LIMIT:
-                raise FileError(f"{path}: damaged IDX file, its header gives the shape {shape}")
+            if len(sizes) < 4 * head[3] or expected > limit:
+                raise FileError(
+                    f"{path}: damaged IDX file, its header gives the shape {one_line(shape, 80)}; copy the "
+                    "file again"
+                )
             data = stream.read(expected + 1)
     except (OSError, EOFError, zlib.error) as error:
         reason = getattr(error, "strerror", None) or str(error)

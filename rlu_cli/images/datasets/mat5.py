@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rlu_cli.errors import FileError
+from rlu_cli.files.regular import open_regular
 from rlu_cli.files.text import one_line
 
 _HEADER = 128
@@ -63,7 +64,7 @@ def read_variables(
     names: list[str] = []
     try:
         left = path.stat().st_size - _HEADER
-        with path.open("rb") as stream:
+        with open_regular(path) as stream:
             order = {b"IM": "<", b"MI": ">"}[stream.read(_HEADER)[126:]]
             while left > 0:
                 kind, length = struct.unpack(f"{order}II", stream.read(8))

@@ -12,12 +12,12 @@ import numpy.typing as npt
 from rlu_cli.errors import FileError
 from rlu_cli.files.sniff import read_head
 from rlu_cli.files.text import names as listed
+from rlu_cli.files.zips import unpacked_limit
 from rlu_cli.images.datasets.mat5 import Variable, read_variables
 from rlu_cli.images.datasets.pixels import check_split, image_set
 from rlu_cli.images.load import ImageSet
 
 FILES = {"train": "train_32x32.mat", "test": "test_32x32.mat"}
-_LIMIT = 8 * 2**30
 _V73 = (b"MATLAB 7.3 MAT-file", b"\x89HDF\r\n\x1a\n")
 
 
@@ -81,7 +81,7 @@ def _check(path: Path, variable: Variable) -> None:
         good = variable.kind == "uint8" and len(shape) == 4 and shape[:3] == (32, 32, 3)
     else:
         good = len(shape) == 2 and 1 in shape
-    if not good or not 0 < math.prod(shape) <= _LIMIT:
+    if not good or not 0 < math.prod(shape) <= unpacked_limit(path.stat().st_size):
         raise FileError(
             f"{path}: expected uint8 X of shape (32, 32, 3, n) and y of shape (n, 1), found "
             f"{variable.name} of shape {shape} ({variable.kind}); get the file from its official source"

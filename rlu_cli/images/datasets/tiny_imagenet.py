@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rlu_cli.errors import FileError, MismatchError
+from rlu_cli.files.regular import read_bounded
 from rlu_cli.files.text import one_line
 from rlu_cli.images.datasets.pixels import check_split
 from rlu_cli.images.folder import ClassFolder, check_filled, scan_class_folder
@@ -133,11 +134,7 @@ def _from_annotations(annotations: Path, names: tuple[str, ...]) -> tuple[list[P
 def _lines(path: Path) -> list[str]:
     """The lines of a text file, without a blank end."""
     try:
-        with path.open("rb") as stream:
-            data = stream.read(_TEXT_LIMIT + 1)
-        if len(data) > _TEXT_LIMIT:
-            raise ValueError("it is too large to be a list of classes or images")
-        text = data.decode("utf-8-sig")
+        text = read_bounded(path, _TEXT_LIMIT).decode("utf-8-sig")
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or one_line(error)
         raise FileError(f"{path}: can't be read ({reason}); unpack the archive again") from error
