@@ -141,6 +141,7 @@ def row(auditor: Auditor, local: Path, line: Any, name: str, told: TrainingOptio
         "client": line.client,
         "accuracy": line.accuracy,
         "misfit": found.diagnostics["misfit"],
+        "motion": found.diagnostics["motion"],
         "embedding_match": found.diagnostics["embedding_match"],
         "warnings": [note.code for note in found.warnings],
         "iAcc": score_counts(found.counts, np.array(line.counts)).i_acc,

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlu_cli.core.checks import check_embedding, check_misfit
-from rlu_cli.core.misfit import misfit
+from rlu_cli.core.misfit import misfit, motion
 from rlu_cli.core.moments import model_statistics, softmax
 from rlu_cli.core.recover import recover_labels
 from rlu_cli.core.responses import DIRECTIONS, directions
@@ -189,24 +189,50 @@ def test_recovery_tells_it() -> None:
     assert recover_labels(observation).diagnostics["misfit"] is None
 
 
-@pytest.mark.parametrize(("value", "warns"), [(None, False), (0.0, False), (2.0, False), (2.1, True)])
-def test_misfit_warning(value: float | None, warns: bool) -> None:
-    assert [note.code for note in check_misfit(value)] == (["update-unexplained"] if warns else [])
+@pytest.mark.parametrize(
+    ("value", "moved", "codes"),
+    [
+        (None, None, []),
+        (0.0, None, []),
+        (2.0, 0.3, []),
+        (2.1, None, ["update-unexplained"]),
+        (2.1, 0.3, ["update-unexplained"]),
+        (2.1, 0.4, ["update-strayed"]),
+        (1.9, 0.9, []),
+        (None, 0.9, []),
+    ],
+)
+def test_misfit_warning(value: float | None, moved: float | None, codes: list[str]) -> None:
+    assert [note.code for note in check_misfit(value, moved)] == codes
 
 
 @pytest.mark.parametrize(
-    ("match", "value", "warns"),
+    ("match", "value", "moved", "warns"),
     [
-        (None, None, False),
-        (None, 9.0, False),
-        (0.95, None, False),
-        (0.95, 9.0, False),
-        (0.5, None, True),
-        (0.5, 1.0, False),
-        (0.5, 9.0, True),
-        (-1.0, 9.0, True),
+        (None, None, None, False),
+        (None, 9.0, None, False),
+        (0.95, None, None, False),
+        (0.95, 9.0, 0.1, False),
+        (0.5, None, None, True),
+        (0.5, 1.0, None, False),
+        (0.5, 9.0, None, True),
+        (-1.0, 9.0, 0.1, True),
+        (0.5, 9.0, 0.5, False),
     ],
 )
-def test_embedding_warning_needs_both(match: float | None, value: float | None, warns: bool) -> None:
-    found = [note.code for note in check_embedding(match, value)]
+def test_embedding_warning_needs_both(
+    match: float | None, value: float | None, moved: float | None, warns: bool
+) -> None:
+    found = [note.code for note in check_embedding(match, value, moved)]
     assert found == (["embedding-mismatch"] if warns else [])
+
+
+def test_motion_is_the_total_variation_of_the_predictions() -> None:
+    w = world(8, 0.05)
+    start = w.statistics()
+    assert motion(start, None) is None
+    assert motion(start, start) == 0.0
+    S = np.roll(np.eye(N), 1, axis=1)
+    other, same = replace(start, confidence=S), replace(start, confidence=np.eye(N))
+    assert motion(same, other) == pytest.approx(1.0)
+    assert motion(same, replace(start, confidence=0.75 * np.eye(N) + 0.25 * S)) == pytest.approx(0.25)

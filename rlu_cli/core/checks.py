@@ -27,6 +27,9 @@ _SIGN_MISFIT = 0.4
 _MISFIT_LIMIT = 2.0
 """Misfit up to which an update counts as explained."""
 
+_MOTION_LIMIT = 1 / 3
+"""How far predictions may move in training for the way to be interpolated between its ends."""
+
 _MATCH_FLOOR = 0.9
 """Embedding match below which something about the model is probably wrong."""
 
@@ -148,28 +151,45 @@ def check_sign(u: FloatArray, confidence: FloatArray) -> list[Note]:
     ]
 
 
-def check_misfit(misfit: float | None) -> list[Note]:
-    """Warn when the best counts leave more of the update unexplained than sampling does."""
+def check_misfit(misfit: float | None, motion: float | None) -> list[Note]:
+    """Warn when the best counts leave more of the update unexplained than sampling does.
+
+    Where training moved the model far, its two ends may say too little of the way between them: then right
+    inputs can misfit too, and the warning says so.
+    """
     if misfit is None or misfit <= _MISFIT_LIMIT:
         return []
+    excess = (
+        f"the best counts leave {misfit:.1f} times as much of the update unexplained as sampling does, "
+        f"expected at most {_MISFIT_LIMIT:g}: "
+    )
+    if motion is not None and motion > _MOTION_LIMIT:
+        return [
+            Note(
+                "update-strayed",
+                excess
+                + f"training moved the model's predictions by {motion:.0%}, too far for its two ends to "
+                "tell what happened between them, or the inputs are wrong; the counts are uncertain",
+            )
+        ]
     return [
         Note(
             "update-unexplained",
-            f"the best counts leave {misfit:.1f} times as much of the update unexplained as sampling "
-            f"does, expected at most {_MISFIT_LIMIT:g}: the normalisation, class order, architecture, "
-            "learning rate or scheme is wrong, the auxiliary images differ from the client's, or training "
-            "moved the model too far for its two ends to tell",
+            excess + "the normalisation, class order, architecture, learning rate or scheme is wrong, or the "
+            "auxiliary images differ from the client's",
         )
     ]
 
 
-def check_embedding(match: float | None, misfit: float | None) -> list[Note]:
+def check_embedding(match: float | None, misfit: float | None, motion: float | None) -> list[Note]:
     """Warn when the update's embedding is not the aux data's.
 
     The cosine has no scale of its own: on a trained model few samples make the update, and it strays by
-    chance. So where the misfit is known, it must be out of bounds too.
+    chance. So where the misfit can tell, it must be out of bounds too.
     """
-    if match is None or match >= _MATCH_FLOOR or (misfit is not None and misfit <= _MISFIT_LIMIT):
+    if match is None or match >= _MATCH_FLOOR:
+        return []
+    if misfit is not None and (misfit <= _MISFIT_LIMIT or (motion or 0.0) > _MOTION_LIMIT):
         return []
     return [
         Note(

@@ -89,6 +89,19 @@ def misfit(
     return _least_misfit(view, batches, counts.astype(np.float64), position)
 
 
+def motion(start: ModelStatistics, end: ModelStatistics | None) -> float | None:
+    """How far training moved the model's predictions, in [0, 1].
+
+        ½ mean_n ‖S_local[n] − S_global[n]‖₁
+
+    the total variation between a class's mean predictions at both ends, averaged over the classes. What
+    happened between the ends can be interpolated while it is small. None without the local model.
+    """
+    if end is None:
+        return None
+    return float(np.abs(end.confidence - start.confidence).sum(axis=1).mean() / 2)
+
+
 def _look(
     update: HeadUpdate,
     total: float,

@@ -9,7 +9,7 @@ from rlu_cli.core.embedding import bias_from_weight, embedding_match, subtract_h
 from rlu_cli.core.methods import get_method
 from rlu_cli.core.methods.assumptions import assumption_notes
 from rlu_cli.core.methods.base import Problem
-from rlu_cli.core.misfit import misfit
+from rlu_cli.core.misfit import misfit, motion
 from rlu_cli.core.rounding import round_to_total
 from rlu_cli.core.schemes import check_training, drift, impulse_response
 from rlu_cli.core.types import (
@@ -121,6 +121,7 @@ def recover_labels(observation: Observation, *, method: str = "auto") -> Recover
     path = problem.path
     match = embedding_match(update, path.solution.z, u, path.confidence, path.embedding_mean)
     unexplained = misfit(update, observation.training, observation.start, observation.end, path.position)
+    moved = motion(observation.start, observation.end)
     return Recovery(
         method=chosen.name,
         total=total,
@@ -134,13 +135,14 @@ def recover_labels(observation: Observation, *, method: str = "auto") -> Recover
             "aux_accuracy": observation.start.overall_accuracy,
             "embedding_match": match,
             "misfit": unexplained,
+            "motion": moved,
             **diagnostics,
             **estimate.diagnostics,
         },
         warnings=(
             *notes,
-            *check_misfit(unexplained),
-            *check_embedding(match, unexplained),
+            *check_misfit(unexplained, moved),
+            *check_embedding(match, unexplained, moved),
             *assumption_notes(chosen, problem),
             *estimate.warnings,
         ),
