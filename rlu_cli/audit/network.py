@@ -31,7 +31,6 @@ from rlu_cli.models.spec import IMAGE_SIZES
 _PART = 2**20
 """Numbers checked at a time."""
 
-
 _MOST_PIXELS = 2**21
 """Larger inputs would need gigabytes for the first layer alone."""
 

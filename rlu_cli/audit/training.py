@@ -43,7 +43,9 @@ def resolve_training(options: TrainingOptions, annotations: Annotations) -> Trai
     except UsageError as error:
         if options != TrainingOptions():
             raise
-        raise MismatchError(f"{error}. The checkpoints' metadata or a file beside them say so") from None
+        raise MismatchError(
+            f"{error}. The checkpoints' metadata or a file beside them say so: pass the right value as a flag"
+        ) from None
 
 
 def _resolve(options: TrainingOptions, annotations: Annotations) -> TrainingRecord:
@@ -102,7 +104,7 @@ def _resolve(options: TrainingOptions, annotations: Annotations) -> TrainingReco
         raise UsageError(f"expected a batch size of at least 1, found {batch_size}")
     steps, total = _steps_and_total(steps, epochs, dataset_size, batch_size)
     if steps > MOST_STEPS:
-        raise UsageError(f"expected at most {MOST_STEPS} steps, found {steps}")
+        raise UsageError(f"expected at most {MOST_STEPS} steps, found {steps}: correct --steps or --epochs")
     training = LocalTraining(
         steps=steps,
         batch_size=batch_size,

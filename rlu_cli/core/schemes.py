@@ -96,14 +96,16 @@ def check_training(training: LocalTraining) -> None:
     if not np.all((rates >= _RATES[0]) & (rates <= _RATES[1])):
         low, high = float(rates.min()), float(rates.max())
         found = f"{low:g}" if low == high else f"{low:g} to {high:g}"
-        raise UsageError(f"expected a positive learning rate, found {found}: correct --lr")
-    for name, value, most in (
-        ("step count", training.steps, MOST_STEPS),
-        ("batch size", training.batch_size, _MOST_SAMPLES),
-        ("number of samples", training.samples, _MOST_SAMPLES),
+        raise UsageError(
+            f"expected a learning rate from {_RATES[0]:g} to {_RATES[1]:g}, found {found}: correct --lr"
+        )
+    for name, value, most, flag in (
+        ("step count", training.steps, MOST_STEPS, "--steps"),
+        ("batch size", training.batch_size, _MOST_SAMPLES, "--batch-size"),
+        ("number of samples", training.samples, _MOST_SAMPLES, "--dataset-size"),
     ):
         if not 1 <= value <= most:
-            raise UsageError(f"expected a {name} from 1 to {most}, found {value}")
+            raise UsageError(f"expected a {name} from 1 to {most}, found {value}: correct {flag}")
     if not 0 <= training.momentum < 1:
         raise UsageError(f"expected a momentum in [0, 1), found {training.momentum}")
     if training.nesterov and (training.momentum <= 0 or training.dampening != 0):

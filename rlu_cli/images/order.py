@@ -11,18 +11,17 @@ from rlu_cli.errors import FileError, MismatchError, UsageError
 from rlu_cli.files.regular import read_bounded
 from rlu_cli.files.text import one_line
 
+OWN = "dataset"
+"""The order of a data set's own label numbers."""
+
+_LIMIT = 16 * 2**20
+"""Bytes of a class-order file: room for a million names."""
+
 
 def natural_key(name: str) -> tuple[list[str | int], str]:
     """Sort key of timm's folder order: numbers by value, letters without case; ties by string order."""
     parts = re.split(r"(\d+)", name.lower())
     return [int(part) if part.isdecimal() else part for part in parts], name
-
-
-_LIMIT = 16 * 2**20
-"""Bytes of a class-order file: room for a million names."""
-
-OWN = "dataset"
-"""The order of a data set's own label numbers."""
 
 
 def class_order(
