@@ -103,13 +103,20 @@ sys.exit(code)
 posix = pytest.mark.skipif(os.name != "posix", reason="POSIX signals, pipes and terminals")
 
 
+def _heed_interrupts() -> None:
+    """A shell's background jobs inherit the signal ignored."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 @pytest.fixture
 def many() -> Iterator[subprocess.Popen[bytes]]:
     """A recovery of many clients, which prints the first lines long before it ends."""
     local = [str(flag) for _ in range(1000) for flag in sample("untrained_m1")[2:4]]
     start = [str(flag) for flag in sample("untrained_m1")[:2]]
     command = [*RLU, "recover", *start, *local, "--aux", str(AUX), *QUICK]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as running:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=_heed_interrupts
+    ) as running:
         yield running
         running.kill()
 
