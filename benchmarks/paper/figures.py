@@ -59,7 +59,8 @@ def progress(plan: Plan, bench: Bench, folder: Path) -> str:
         rows = bench.measure(rounds[dataset.name])
         stages = by_round(rows, lambda round_: round_.pretraining.steps)
         accuracies = [training_accuracy(found) for _, found in stages]
-        methods = [*METHODS, UNIFORM]
+        here = {row["method"] for row in rows}
+        methods = [method for method in (*METHODS, UNIFORM) if method in here]
         lines = []
         for (steps, found), accuracy in zip(stages, accuracies, strict=True):
             scores = [mean_sd(row["iAcc"] for row in found if row["method"] == m) for m in methods]

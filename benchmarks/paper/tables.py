@@ -151,10 +151,14 @@ def _sizes(rows: Rows) -> tuple[str, ...]:
 
 
 def _scores(rows: Rows, methods: Sequence[str], score: str) -> list[str]:
-    means = {method: _mean(rows, method, score) for method in methods}
+    here = {row["method"] for row in rows}
+    means = {method: _mean(rows, method, score) for method in methods if method in here}
     best = max(round(mean, 3) for mean in means.values())
     texts = []
     for method in methods:
+        if method not in here:
+            texts.append("")
+            continue
         text = mean_sd(row[score] for row in rows if row["method"] == method)
         texts.append(f"**{text}**" if round(means[method], 3) == best else text)
     return texts
@@ -168,7 +172,9 @@ def _mean(rows: Rows, method: str, score: str = "iAcc") -> float:
 def _behind(groups: list[Group], methods: Sequence[str]) -> Iterator[str]:
     for head, _, rows in groups:
         ours = round(_mean(rows, "rlu"), 3)
-        ahead = {m: round(_mean(rows, m), 3) for m in methods if round(_mean(rows, m), 3) > ours}
+        here = {row["method"] for row in rows}
+        means = {m: round(_mean(rows, m), 3) for m in methods if m in here}
+        ahead = {m: mean for m, mean in means.items() if mean > ours}
         if ahead:
             named = ", ".join(f"{method} {mean:.3f}" for method, mean in ahead.items())
             yield f"{', '.join(head)}: rlu {ours:.3f}, {named}"

@@ -10,11 +10,22 @@ from rlu_cli.errors import UsageError
 def choose_device(name: str) -> str:
     """``auto`` becomes the best device there is; any other name is checked.
 
+    CUDA devices are set to compute in full float32: PyTorch's default, TF32 in convolutions, keeps three
+    digits, and counts would depend on the device.
+
     Raises
     ------
     UsageError
         No such device here.
     """
+    chosen = _existing(name)
+    if chosen.startswith("cuda"):
+        torch.backends.cudnn.allow_tf32 = False
+        torch.backends.cuda.matmul.allow_tf32 = False
+    return chosen
+
+
+def _existing(name: str) -> str:
     if name == "auto":
         if torch.cuda.is_available():
             return "cuda"
