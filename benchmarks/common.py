@@ -84,5 +84,6 @@ def write_ndjson(path: Path, rows: Iterable[dict[str, Any]]) -> None:
 
 def machine() -> str:
     """The machine that measured, in a line."""
+    card = f"{torch.cuda.get_device_name()}, " if torch.cuda.is_available() else ""
     versions = f"torch {torch.__version__}, Python {platform.python_version()}"
-    return f"{platform.machine()}, {os.cpu_count()} cores, {versions}"
+    return f"{card}{platform.machine()}, {os.cpu_count()} cores, {versions}"
