@@ -74,7 +74,7 @@ def test_no_jump_where_tame_ends(spread: float) -> None:
     )
     scaled = replace(moments, factor=moments.factor * spread / largest)
     expectation = SoftmaxExpectation(scaled, samples=SAMPLES, seed=0)
-    assert all(family.tame for family in expectation.families) == (spread < module._TAME)
+    assert all(bundle.tame for bundle in expectation.bundles) == (spread < module._TAME)
     compare(scaled, np.zeros((1, 6, 6)))
     compare(scaled, 30 * np.random.default_rng(0).normal(size=(1, 6, 6)), atol=1e-5)
 
@@ -102,7 +102,7 @@ def test_what_is_common_to_all_logits_does_not_matter() -> None:
         factor=moments.factor + 100 * rng.normal(size=(5, 3, 1)),
     )
     expectation = SoftmaxExpectation(loud, samples=SAMPLES, seed=0)
-    assert all(family.tame for family in expectation.families)
+    assert all(bundle.tame for bundle in expectation.bundles)
     quiet = SoftmaxExpectation(moments, samples=SAMPLES, seed=0).unmoved()
     np.testing.assert_allclose(expectation.unmoved()[0], quiet[0], atol=1e-6)
 
@@ -116,7 +116,7 @@ def test_classes_of_one_factor_share_their_exponentials() -> None:
     factor[5, 0] += 1e-3  # the same for all logits: softmax doesn't see it
     shared = replace(moments, factor=factor)
     expectation = SoftmaxExpectation(shared, samples=SAMPLES, seed=0)
-    assert [family.classes for family in expectation.families] == [[0, 1, 4], [2, 5], [3]]
+    assert [bundle.families for bundle in expectation.bundles] == [[[0, 1, 4], [2, 5], [3]]]
     rng = np.random.default_rng(6)
     shifts, active = rng.normal(size=(3, 6, 6)), rng.random((3, 6)) < 0.5
     found = expectation.at(shifts, active)
@@ -136,13 +136,34 @@ def test_a_class_of_few_samples_takes_few_numbers() -> None:
     factor[2] = 0
     few = replace(moments, factor=factor)
     expectation = SoftmaxExpectation(few, samples=SAMPLES, seed=0)
-    assert [len(family.factor) for family in expectation.families] == [6, 2, 6]
+    assert [bundle.families for bundle in expectation.bundles] == [[[1]], [[0], [3]]]
+    assert [bundle.factor.shape for bundle in expectation.bundles] == [(1, 2, 4), (2, 6, 4)]
     assert expectation.fixed == [2]
     compare(few, np.random.default_rng(0).normal(size=(2, 4, 4)))
     mean, error = expectation.unmoved()
     np.testing.assert_allclose(mean[2], softmax(few.mean[2]), rtol=1e-12)
     assert not error[2].any()
     assert np.all(error[[0, 1, 3]] > 0)
+
+
+def test_classes_of_unlike_ranks_and_spreads_are_computed_apart_and_right() -> None:
+    """K_n of 1 to 40 samples, one class wild, two alike."""
+    moments = case(9, 40, seed=10)
+    factor = moments.factor.copy()
+    for n, rank in enumerate((40, 36, 31, 29, 20, 3, 3, 1, 0)):
+        factor[n, rank:] = 0
+    factor[6] = factor[5]
+    factor[3] *= 20
+    mixed = replace(moments, factor=factor)
+    expectation = SoftmaxExpectation(mixed, samples=SAMPLES, seed=0)
+    found = [bundle.families for bundle in expectation.bundles]
+    assert found == [[[3]], [[7]], [[5, 6]], [[4]], [[2], [1], [0]]]
+    rng = np.random.default_rng(11)
+    shifts, active = rng.normal(size=(4, 9, 9)), rng.random((4, 9)) < 0.4
+    found_at = expectation.at(shifts, active)
+    np.testing.assert_allclose(found_at[active], literal(mixed, shifts)[active], atol=1e-5)
+    assert not found_at[~active].any()
+    np.testing.assert_allclose(expectation.unmoved()[0], literal(mixed, np.zeros((1, 9, 9)))[0], atol=1e-5)
 
 
 @pytest.mark.parametrize("block", [1, 100, 5000, 10**7])
@@ -159,21 +180,22 @@ def test_block_size_does_not_matter(monkeypatch: pytest.MonkeyPatch, block: int,
 
 
 @pytest.mark.parametrize("spread", [1.0, 10.0])
-def test_kept_or_made_again_the_bytes_are_the_same(spread: float) -> None:
+def test_kept_or_made_again_the_bytes_are_the_same(monkeypatch: pytest.MonkeyPatch, spread: float) -> None:
+    monkeypatch.setattr(module, "_CPU_BLOCK", 4 * 5 * 250)  # a class a bundle
     moments = case(5, 7, seed=9, spread=spread)
     per_class = 4 * 500 // 2 * 5 * (1 if spread == 1.0 else 2)
     all_kept, two_kept, none_kept = (
         SoftmaxExpectation(moments, samples=SAMPLES, seed=0, keep=keep) for keep in (10**9, 2 * per_class, 0)
     )
-    assert [family.keeps for family in two_kept.families] == [True, True, False, False, False]
+    assert [bundle.keeps for bundle in two_kept.bundles] == [True, True, False, False, False]
     rng = np.random.default_rng(1)
     active = np.ones((2, 5), dtype=bool)
     for _ in range(3):
         shifts = rng.normal(size=(2, 5, 5))
         found = [e.at(shifts, active).tobytes() for e in (all_kept, two_kept, none_kept)]
         assert found[0] == found[1] == found[2]
-    assert all(family.kept for family in all_kept.families)
-    assert not any(family.kept for family in none_kept.families)
+    assert all(bundle.kept for bundle in all_kept.bundles)
+    assert not any(bundle.kept for bundle in none_kept.bundles)
 
 
 @pytest.mark.cuda

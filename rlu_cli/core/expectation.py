@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+import threading
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -24,27 +26,73 @@ _GPU_BLOCK = 2**25
 _TAME = 5.0
 """Standard deviation of a logit up to which exp(x) and exp(−x) both keep float32's digits: 7 σ is e^±35."""
 
+_PART = 2**22
+"""Numbers of the factors that are prepared at once."""
+
 _FAR = 60.0
 """Spread of a shift up to which exp(q − max q)·exp(shift) can't underflow float32."""
 
 _Block = tuple[slice, tuple[Tensor, ...]]
-"""Which frames, and E of their draws or of a part of them, shape (draws, N), of one sign or of both."""
+"""Which of the g × frames, and E of all draws in them or of a part, shape (frames, draws, N), of one sign or
+of both."""
 
 
 @dataclass
-class _Family:
-    """Classes that share one factor, and so all of their draws but the mean.
+class _Bundle:
+    """Classes whose draws are made at once: g families, each of the classes that share one factor.
 
-    factor : F, shape (r, N), without the part common to all logits, which softmax doesn't see
-    tame : whether every logit's standard deviation is at most `_TAME`; wild families have one class
-    keeps : whether its exponentials stay for the next shift
+    families : the classes of each
+    factor : F of each, shape (g, r, N), without the part common to all logits, which softmax doesn't see
+    tame : whether every logit's standard deviation is at most `_TAME`; wild bundles have one class
+    keeps : whether the exponentials stay for the next shift
     """
 
-    classes: list[int]
+    families: list[list[int]]
     factor: Tensor
     tame: bool
     keeps: bool = False
     kept: list[_Block] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class _Pass:
+    """One pass over a bundle's draws: the rows ``start`` to ``stop`` of a `_Plan`, as many of each family."""
+
+    bundle: _Bundle
+    start: int
+    stop: int
+    around: int
+
+
+_AROUND_ZERO, _AROUND_MEAN, _AROUND_SHIFTED = range(3)
+"""What a row's exponentials are made around: of x alone, of μ + x, or of μ + δ + x. The shift's rest is w."""
+
+
+class _Plan:
+    """Rows, each the expectation of a class for a client, in the order in which passes compute them.
+
+    A pass takes as many rows of each family of its bundle: where one has fewer, unwanted rows fill up.
+    """
+
+    def __init__(self) -> None:
+        self.rows: list[tuple[int, int, int]] = []
+        """Client, class, and what the exponentials are made around."""
+        self.wanted: list[int] = []
+        self.passes: list[_Pass] = []
+
+    def add(self, pairs: Iterable[tuple[int, int]], around: int) -> None:
+        """Rows for pairs of a client and a class."""
+        for client, n in pairs:
+            self.wanted.append(len(self.rows))
+            self.rows.append((client, n, around))
+
+    def add_pass(self, bundle: _Bundle, pairs: list[list[tuple[int, int]]], around: int) -> None:
+        """Rows that one pass computes, pairs by family."""
+        start, most = len(self.rows), max(map(len, pairs))
+        for of_family in pairs:
+            self.add(of_family, around)
+            self.rows += [(0, 0, around)] * (most - len(of_family))
+        self.passes.append(_Pass(bundle, start, len(self.rows), around))
 
 
 class SoftmaxExpectation:
@@ -58,15 +106,16 @@ class SoftmaxExpectation:
         Σ softmax(μ_n + δ + x) = w ∘ Eᵀ(1 / E w),     Σ softmax(μ_n + δ − x): the same with 1/E for E
 
     so a pair of draws takes one exponential a logit, and a further shift (another client, a later step) none,
-    only the two products. Classes of the same factor share E, classes without covariance need no draws, and
-    one of few samples only as many numbers. Where a logit spreads so widely that exp(x) would leave
-    float32, E = exp(q − max q) of q = μ_n ± x instead, and of q = μ_n + δ ± x where δ is too large for that.
+    only the two products. Classes of the same factor share E, classes without covariance need no draws,
+    one of few samples takes about as many numbers, and small classes are computed together. Where a logit
+    spreads so widely that exp(x) would leave float32, E = exp(q − max q) of q = μ_n ± x instead, and of
+    q = μ_n + δ ± x where δ is too large for that.
 
     Parameters
     ----------
     samples : M a class, rounded up to whole frames of pairs
     seed : of the draws; the same on every device
-    device : "cpu", "cuda", "cuda:1", …
+    device : "cpu", "cuda", …; products are in full float32, unless the program has asked torch for TF32
     keep : bytes of E to keep for further shifts; what doesn't fit is made again from the draws
     """
 
@@ -84,30 +133,26 @@ class SoftmaxExpectation:
         self.block = max(1, (_CPU_BLOCK if self.device.type == "cpu" else _GPU_BLOCK) // (4 * len(self.mean)))
         """Draws in a block."""
         self.draws = paired_normals(pairs, moments.factor.shape[1], seed, device)
-        self.families = _families(moments.factor, self.device)
-        covered = {n for family in self.families for n in family.classes}
+        self._local = threading.local()
+        together = max(1, self.block // (self.frames * self.rows))
+        self.bundles = _bundles(moments.factor, together, self.device)
+        covered = {n for bundle in self.bundles for family in bundle.families for n in family}
         self.fixed = [n for n in range(len(self.mean)) if n not in covered]
         """Classes without covariance."""
-        for family in self.families:
-            size = 4 * self.frames * self.rows * len(self.mean) * (1 if family.tame else 2)
-            family.keeps = size <= keep
-            keep -= size if family.keeps else 0
+        for bundle in self.bundles:
+            size = 4 * self.frames * self.rows * len(self.mean)
+            size *= len(bundle.families) if bundle.tame else 2
+            bundle.keeps = size <= keep
+            keep -= size if bundle.keeps else 0
 
     def unmoved(self) -> tuple[FloatArray, FloatArray]:
         """The expectation at δ = 0 and its standard error, each of shape (N, N).
 
         The error is the spread of the frames' means, which are independent, over √frames.
         """
-        mean = torch.softmax(self.mean, dim=-1)
-        error = torch.zeros_like(mean)
-
-        def work(family: _Family) -> None:
-            by_frame = self._by_frame(family, family.classes, torch.zeros_like(mean[family.classes]))
-            mean[family.classes] = by_frame.mean(dim=0)
-            error[family.classes] = by_frame.std(dim=0) / self.frames**0.5
-
-        self._for_each_family(work)
-        return _numpy(mean), _numpy(error)
+        N = len(self.mean)
+        mean, error = self._evaluate(np.zeros((1, N, N)), np.ones((1, N), dtype=np.bool_))
+        return _numpy(mean[0]), _numpy(error[0])
 
     def at(self, shifts: FloatArray, active: NDArray[np.bool_]) -> FloatArray:
         """The expectation at δ = shifts[c, n] for every c and n that is active, zero elsewhere.
@@ -117,112 +162,178 @@ class SoftmaxExpectation:
         shifts : shape (C, N, N), one matrix a client
         active : shape (C, N)
         """
+        return _numpy(self._evaluate(shifts, active)[0])
+
+    def _evaluate(self, shifts: FloatArray, active: NDArray[np.bool_]) -> tuple[Tensor, Tensor]:
+        """Expectations and their standard errors, of shape (C, N, N).
+
+        The device gets all it needs before the first pass and gives back nothing until after the last.
+        """
+        plan = self._plan(shifts, active)
+        rows = torch.tensor(plan.rows, dtype=torch.int64).reshape(-1, 3).T.contiguous().to(self.device)
+        wanted = torch.tensor(plan.wanted, dtype=torch.int64).to(self.device)
+        clients, classes, around = rows[0], rows[1], rows[2, :, None]
         moved = torch.from_numpy(shifts).to(self.device, self.wide)
-        out = torch.zeros_like(moved)
-        where = [np.flatnonzero(column).tolist() for column in active.T]
-        for n in self.fixed:
-            out[where[n], n] = torch.softmax(self.mean[n] + moved[where[n], n], dim=-1)
+        mean = self.mean[classes]
+        total = mean + moved[clients, classes]
+        zero = torch.zeros_like(mean[:1])
+        centre = torch.where(
+            around == _AROUND_SHIFTED, total, torch.where(around == _AROUND_MEAN, mean, zero)
+        )
+        weights = total - centre
+        weights = (weights - weights.amax(dim=1, keepdim=True)).exp_().to(self.draws.dtype)
+        found, error = torch.softmax(total, dim=-1), torch.zeros_like(total)
 
-        def work(family: _Family) -> None:
-            clients = [c for n in family.classes for c in where[n]]
-            classes = [n for n in family.classes for _ in where[n]]
-            if clients:
-                by_frame = self._by_frame(family, classes, moved[clients, classes])
-                out[clients, classes] = by_frame.mean(dim=0)
+        def work(one: _Pass) -> None:
+            g, N = len(one.bundle.families), len(self.mean)
+            odds = self._odds(one, None if one.around == _AROUND_ZERO else centre[one.start])
+            by_frame = self._weigh(odds, weights[one.start : one.stop].view(g, -1, N))
+            error[one.start : one.stop] = by_frame.std(dim=0).div_(self.frames**0.5)
+            found[one.start : one.stop] = by_frame.mean(dim=0)
 
-        self._for_each_family(work)
-        return _numpy(out)
-
-    def _for_each_family(self, work: Callable[[_Family], None]) -> None:
         if self.device.type == "cpu":
-            for_each(work, self.families)
+            for_each(work, plan.passes)
         else:
-            for family in self.families:
-                work(family)
+            for one in plan.passes:
+                work(one)
+        where = clients[wanted], classes[wanted]
+        return (
+            torch.zeros_like(moved).index_put_(where, found[wanted]),
+            torch.zeros_like(moved).index_put_(where, error[wanted]),
+        )
 
-    def _by_frame(self, family: _Family, classes: list[int], shifts: Tensor) -> Tensor:
-        """Means over each frame, shape (frames, k, N), of k classes of one family, each with its shift."""
-        means = self.mean[classes]
-        if family.tame:
-            return self._weigh(self._odds(family), means + shifts)
-        out = shifts.new_empty((self.frames, *shifts.shape))
-        far = (shifts.amax(dim=1) - shifts.amin(dim=1) > _FAR).tolist()
-        near = [k for k, is_far in enumerate(far) if not is_far]
-        if near:
-            out[:, near] = self._weigh(self._odds(family, means[0]), shifts[near])
-        for k, is_far in enumerate(far):
-            if is_far:
-                blocks = self._blocks(family, means[0] + shifts[k])
-                odds = ((frames, E) for frames, both in blocks for E in both)
-                out[:, k : k + 1] = self._weigh(odds, torch.zeros_like(shifts[:1]))
-        return out
+    def _plan(self, shifts: FloatArray, active: NDArray[np.bool_]) -> _Plan:
+        plan = _Plan()
+        pairs = [[(int(c), n) for c in np.flatnonzero(column)] for n, column in enumerate(active.T)]
+        for bundle in self.bundles:
+            by_family = [[pair for n in family for pair in pairs[n]] for family in bundle.families]
+            if not any(by_family):
+                continue
+            if bundle.tame:
+                plan.add_pass(bundle, by_family, _AROUND_ZERO)
+                continue
+            far = [pair for pair in by_family[0] if np.ptp(shifts[pair]) > _FAR]
+            near = [pair for pair in by_family[0] if pair not in far]
+            if near:
+                plan.add_pass(bundle, [near], _AROUND_MEAN)
+            for pair in far:
+                plan.add_pass(bundle, [[pair]], _AROUND_SHIFTED)
+        for n in self.fixed:
+            plan.add(pairs[n], _AROUND_SHIFTED)
+        return plan
 
-    def _weigh(self, odds: Iterable[tuple[slice, Tensor]], log_weights: Tensor) -> Tensor:
-        """Means of w ∘ E / (E w) over each frame and both signs, shape (frames, k, N)."""
-        weights = (log_weights - log_weights.amax(dim=1, keepdim=True)).exp().to(self.draws.dtype)
-        sums = torch.zeros((self.frames, *weights.shape), dtype=self.wide, device=self.device)
+    def _weigh(self, odds: Iterable[tuple[slice, Tensor]], weights: Tensor) -> Tensor:
+        """Means of w ∘ E / (E w) over each frame and both signs, shape (frames, g·k, N), for g·k weights."""
+        g, k, N = weights.shape
+        by_frame = weights.repeat_interleave(self.frames, dim=0)
+        sums = torch.zeros_like(by_frame)
         for frames, E in odds:
-            share = torch.mm(weights, E.t()).reciprocal_()  # (k, draws): weights first is the faster order
-            f = frames.stop - frames.start
-            by_frame = share.view(len(weights), f, -1).transpose(0, 1), E.view(f, -1, E.shape[1])
-            sums[frames] += torch.bmm(*by_frame)
-        return sums.mul_(weights / (2 * self.rows))
+            # Weights first, draws last: several times faster than E w for a few weights.
+            share = torch.bmm(by_frame[frames], E.transpose(1, 2)).reciprocal_()
+            sums[frames].baddbmm_(share, E)
+        means = sums.view(g, self.frames, k, N).transpose(0, 1).to(self.wide)
+        return means.mul_(weights / (2 * self.rows)).flatten(1, 2)
 
-    def _odds(self, family: _Family, mean: Tensor | None = None) -> Iterator[tuple[slice, Tensor]]:
-        """E of all draws of one sign and of the other, shape (draws, N), block by block.
+    def _odds(self, one: _Pass, centre: Tensor | None) -> Iterator[tuple[slice, Tensor]]:
+        """E of all draws of one sign and of the other, block by block, as in `_Block`.
 
         Each is valid until the next: unless they are kept, all of them go through one buffer.
         """
-        buffer = self._empty(min(self.block, self.frames * self.rows))
-        if family.keeps and not family.kept:
-            family.kept = list(self._blocks(family, mean))
-        for frames, signs in family.kept if family.keeps else self._blocks(family, mean, buffer):
+        bundle = one.bundle
+        keeps = bundle.keeps and one.around != _AROUND_SHIFTED
+        buffer = self._buffer(len(bundle.families))
+        if keeps and not bundle.kept:
+            bundle.kept = list(self._blocks(bundle, centre))
+        for frames, signs in bundle.kept if keeps else self._blocks(bundle, centre, buffer):
             yield frames, signs[0]
-            if mean is None:
-                yield frames, torch.reciprocal(signs[0], out=buffer[: len(signs[0])])
+            if centre is None:
+                E = signs[0]
+                yield frames, torch.reciprocal(E, out=buffer.view(-1)[: E.numel()].view(E.shape))
             else:
                 yield frames, signs[1]
 
     def _blocks(
-        self, family: _Family, mean: Tensor | None = None, buffer: Tensor | None = None
+        self, bundle: _Bundle, centre: Tensor | None, buffer: Tensor | None = None
     ) -> Iterator[_Block]:
-        """exp(x) of all draws or, given the mean, exp(q − max q) of both q = mean ± x."""
-        rank = len(family.factor)
+        """exp(x) of all draws or, given a centre, exp(q − max q) of both q = centre ± x."""
+        g, rank, N = bundle.factor.shape
         for frames in _slices(self.frames, max(1, self.block // self.rows)):
             for rows in _slices(self.rows, self.block):
                 xi = self.draws[frames, rows, :rank].flatten(0, 1)
-                out = self._empty(len(xi)) if buffer is None else buffer[: len(xi)]
-                x = torch.mm(xi, family.factor, out=out)
-                if mean is None:
-                    yield frames, (x.exp_(),)
+                out = self._empty(g, len(xi)) if buffer is None else buffer[:, : len(xi)]
+                x = torch.bmm(xi.expand(g, -1, -1), bundle.factor, out=out)
+                x = x.view(-1, rows.stop - rows.start, N)
+                which = frames if g == 1 else slice(g * self.frames)
+                if centre is None:
+                    yield which, (x.exp_(),)
                 else:
-                    both = (mean.to(x.dtype) + x, mean.to(x.dtype) - x)
-                    yield frames, tuple(q.sub_(q.amax(dim=1, keepdim=True)).exp_() for q in both)
+                    both = (centre.to(x.dtype) + x, centre.to(x.dtype) - x)
+                    yield which, tuple(q.sub_(q.amax(dim=2, keepdim=True)).exp_() for q in both)
 
-    def _empty(self, rows: int) -> Tensor:
-        return torch.empty((rows, len(self.mean)), dtype=self.draws.dtype, device=self.device)
+    def _buffer(self, g: int) -> Tensor:
+        """One a thread, since fresh memory costs a page fault every 4 KB."""
+        rows = min(self.block, self.frames * self.rows)
+        buffer = getattr(self._local, "buffer", None)
+        if buffer is None or len(buffer) < g:
+            buffer = self._local.buffer = self._empty(g, rows)
+        return buffer[:g]
+
+    def _empty(self, g: int, rows: int) -> Tensor:
+        return torch.empty((g, rows, len(self.mean)), dtype=self.draws.dtype, device=self.device)
 
 
-def _families(factor: FloatArray, device: torch.device) -> list[_Family]:
-    """The classes with covariance, those of equal tame factors together."""
+class _Family(NamedTuple):
+    """Classes of one factor F, shape (r, N): equal ones where they are tame, else a single class."""
+
+    rank: int
+    tame: bool
+    classes: list[int]
+
+
+def _families(factor: FloatArray) -> tuple[Tensor, list[_Family]]:
+    """Factors without the part common to all logits, float32, and the classes with covariance by factor."""
+    centred = torch.empty(factor.shape, dtype=torch.float32)
     families: list[_Family] = []
     alike: dict[bytes, list[_Family]] = {}
-    for n, F in enumerate(factor):
-        filled = np.flatnonzero(np.any(F != 0, axis=1))
-        if not len(filled):
-            continue
-        F = F[: filled[-1] + 1]
-        F = (F - F.mean(axis=1, keepdims=True)).astype(np.float32)
-        tame = float(np.square(F).sum(axis=0).max()) <= _TAME**2
-        candidates = alike.setdefault(F[0].tobytes(), []) if tame else []
-        for family in candidates:
-            if np.array_equal(family.factor.cpu().numpy(), F):
-                family.classes.append(n)
-                break
+    count = torch.arange(1, factor.shape[1] + 1)
+    for part in _slices(len(factor), max(1, _PART // factor[0].size)):
+        F = torch.from_numpy(factor[part])
+        ranks = (F.ne(0).any(dim=2) * count).amax(dim=1).tolist()
+        centred[part] = F - F.mean(dim=2, keepdim=True)
+        largest = centred[part].square().sum(dim=1).amax(dim=1).tolist()
+        for n, rank, variance in zip(range(part.start, part.stop), ranks, largest, strict=True):
+            if not rank:
+                continue
+            tame = variance <= _TAME**2
+            candidates = alike.setdefault(centred[n, 0].numpy().tobytes(), []) if tame else []
+            for family in candidates:
+                if torch.equal(centred[family.classes[0]], centred[n]):
+                    family.classes.append(n)
+                    break
+            else:
+                families.append(_Family(rank, tame, [n]))
+                candidates.append(families[-1])
+    return centred, families
+
+
+def _bundles(factor: FloatArray, together: int, device: torch.device) -> list[_Bundle]:
+    """Tame families of about the same rank, ``together`` of them at most; each wild one alone."""
+    centred, families = _families(factor)
+    centred = centred.to(device)
+    groups: list[list[_Family]] = []
+    for family in sorted(families, key=lambda family: (family.tame, family.rank)):
+        last = groups[-1] if groups else []
+        near = last and last[0].tame and 3 * family.rank <= 4 * last[0].rank
+        if near and len(last) < together:
+            last.append(family)
         else:
-            families.append(_Family([n], torch.from_numpy(F).to(device), tame))
-            candidates.append(families[-1])
-    return families
+            groups.append([family])
+    bundles = []
+    for group in groups:
+        rank, first = group[-1].rank, [family.classes[0] for family in group]
+        F = centred[first[0] : first[0] + 1] if len(group) == 1 else centred[first]
+        bundles.append(_Bundle([family.classes for family in group], F[:, :rank], group[0].tame))
+    return bundles
 
 
 def _slices(total: int, limit: int) -> Iterator[slice]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
@@ -11,7 +11,7 @@ import torch
 T = TypeVar("T")
 
 
-def for_each(work: Callable[[T], None], items: Iterable[T]) -> None:
+def for_each(work: Callable[[T], None], items: Sequence[T]) -> None:
     """``work(item)`` for all items, in any order, on as many threads as torch may use.
 
     torch's own threads split every operation and wait for each other after it, which on operations of a
@@ -19,11 +19,12 @@ def for_each(work: Callable[[T], None], items: Iterable[T]) -> None:
     each thread does whole items with single-threaded operations: bits don't depend on the thread count.
     """
     threads = torch.get_num_threads()
-    if threads == 1:
-        for item in items:
-            work(item)
-        return
+    torch.set_num_threads(1)
     try:
+        if min(threads, len(items)) <= 1:
+            for item in items:
+                work(item)
+            return
         with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
             for _ in pool.map(work, items):
                 pass  # raises what the work raised
