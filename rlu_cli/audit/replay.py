@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from rlu_cli.audit.network import Network
 from rlu_cli.audit.probe import probe
@@ -19,6 +19,7 @@ from rlu_cli.core.types import FloatArray, IntArray, LocalTraining
 from rlu_cli.images import ImageSet, Normalization
 from rlu_cli.models import load_weights
 from rlu_cli.simulation.client import Batch, local_training
+from rlu_cli.simulation.vectors import snapshot
 
 _NODES = 10
 """Models on the way that the auxiliary images are passed through."""
@@ -52,10 +53,8 @@ class Replay:
 
     def __call__(self, z: FloatArray, draw: int = 0) -> ResidualMoments | None:
         """Moments of Σ_τ ρ^τ r^τ / Σ_τ ρ^τ over the auxiliary samples; None where training diverges."""
-        steps = self.training.steps
-        batches = self._batches(z, draw)
-        model = copy.deepcopy(self.network.model).requires_grad_(True)
-        *_, (_, last) = self._train(model, batches, at=[steps])
+        nodes, weights = replay_nodes(self.training)
+        *states, last = self._train(self._batches(z, draw), at=[*nodes, self.training.steps])
         missing = {
             name: self.end[name].to(value) - value
             for name, value in last.items()
@@ -63,10 +62,9 @@ class Replay:
         }
         if not all(bool(torch.isfinite(value).all()) for value in missing.values()):
             return None
-        nodes, weights = replay_nodes(self.training)
         total: FloatArray | None = None
-        for (node, state), weight in zip(self._train(model, batches, at=nodes), weights, strict=True):
-            pull = node / steps
+        for node, state, weight in zip(nodes, states, weights, strict=True):
+            pull = node / self.training.steps
             drawn = {name: v + pull * missing[name] if name in missing else v for name, v in state.items()}
             self.network.model.load_state_dict(drawn)
             found = probe(
@@ -83,30 +81,24 @@ class Replay:
         assert total is not None
         return residual_moments(total / sum(weights), self.images.labels.numpy())
 
-    def _train(
-        self, model: nn.Module, batches: list[IntArray], *, at: list[int]
-    ) -> Iterator[tuple[int, dict[str, Tensor]]]:
-        """Train from the global model; the state before each of the steps ``at``, m being the end."""
+    def _train(self, batches: list[IntArray], *, at: list[int]) -> list[dict[str, Tensor]]:
+        """Train from the global model: copies of its state before each of the steps ``at``; m is the end."""
+        model = copy.deepcopy(self.network.model).requires_grad_(True)
         load_weights(model, self.start, where="the global model")
-        seen: list[tuple[int, dict[str, Tensor]]] = []
-        wanted = set(at)
+        seen: dict[int, dict[str, Tensor]] = {}
 
         def feed() -> Iterator[Batch]:
             for step, rows in enumerate(batches):
-                if step in wanted:
-                    seen.append((step, self._state(model)))
+                if step in at:
+                    seen[step] = snapshot(model)
                 pixels = self.images.pixels[rows].to(self.device)
                 yield self.normalization.apply(pixels), self.images.labels[rows].to(self.device)
 
         with torch.random.fork_rng(devices=[]), torch.enable_grad():
             torch.manual_seed(self.seed)  # for dropout
             local_training(model, feed(), self.training)
-        if len(batches) in wanted:
-            seen.append((len(batches), self._state(model)))
-        yield from seen
-
-    def _state(self, model: nn.Module) -> dict[str, Tensor]:
-        return {name: value.detach().clone() for name, value in model.state_dict().items()}
+        seen[len(batches)] = snapshot(model)
+        return [seen[step] for step in at]
 
     def _batches(self, z: FloatArray, draw: int = 0) -> list[IntArray]:
         """Rows of auxiliary samples for each step: the whole mix dealt out in random order.
