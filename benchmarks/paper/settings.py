@@ -202,7 +202,7 @@ class Plan:
         methods: tuple[str, ...] | None = None,
         **training: object,
     ) -> Iterator[Round]:
-        """One round a seed; of all methods, without `gls` where its replays of the training would take hours."""
+        """One round a seed; of all methods, without `gls` where its replays would take hours."""
         model = model or dataset.model
         if methods is None:
             few = model == "lenet5" or dataset.name == "CIFAR-10"
