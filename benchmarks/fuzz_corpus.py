@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
 import json
 import os
@@ -64,6 +63,8 @@ def checkpoint_corpus(folder: Path, marker: Path) -> Corpus:
     states = {role: {name: found.tensors[name] for name in order} for role, found in read.items()}
     about = {role: dict(checkpoint.metadata) for role, checkpoint in read.items()}
     training = json.dumps({**about["global"], **about["local"]}).encode()
+    published = ("--global", str(source / "global.safetensors"))
+    returned = ("--local", str(source / "client_0.safetensors"))
     recover = ("recover", "--global", "{}/g", "--local", "{}/k", "--aux", str(aux), *QUICK)
     commands = (
         recover,
@@ -104,27 +105,49 @@ def checkpoint_corpus(folder: Path, marker: Path) -> Corpus:
         (recover, ("inspect", "{}/g")),
     )
     forms["statistics"] = Form(
-        {**plain, "s": _statistics(folder, source, aux)},
+        {**plain, "s": _output(folder, "estimate-logits", *published, "--aux", str(aux), *QUICK)},
         ("s",),
+        (("recover", *published, "--local", "{}/k", "--stats", "{}/s", *QUICK),),
+    )
+    forms["result"] = Form(
+        {"r": _output(folder, "recover", *published, *returned, "--aux", str(aux), *QUICK)},
+        ("r",),
+        (("evaluate", "--result", "{}/r", "--truth", str(source / "truth.json")),),
+    )
+    known = json.loads((source / "truth.json").read_text())["clients"]["client_0"]["counts"]
+    line = {"round": 1, "client": "client_0", "counts": known, "step_counts": [known], "accuracy": 0.1}
+    forms["archive"] = Form(
+        {
+            "round_0001/global.safetensors": plain["g"],
+            "round_0001/client_0.safetensors": plain["k"],
+            "truth.ndjson": f"{json.dumps(line)}\n".encode(),
+        },
+        ("truth.ndjson",),
+        (("evaluate", "--archive", "{}", "--aux", str(aux), *QUICK),),
+    )
+    earlier = {"round": 1, "global": "earlier", "local": "k"}
+    forms["history"] = Form(
+        {
+            **plain,
+            "earlier": (source / "client_1.safetensors").read_bytes(),
+            "h": f"{json.dumps(earlier)}\n".encode(),
+        },
+        ("h", "earlier"),
         (
-            (
-                "recover",
-                "--global",
-                str(source / "global.safetensors"),
-                "--local",
-                "{}/k",
-                "--stats",
-                "{}/s",
-                *QUICK,
-            ),
+            (*recover, "--scheme", "feddyn", "--lambda", "0.1", "--history", "{}/h", "--round", "2"),
+            (*recover, "--scheme", "scaffold", "--history", "{}/h", "--round", "2"),
         ),
+    )
+    forms["variates"] = Form(
+        {**plain, "c": plain["k"]},
+        ("c",),
+        ((*recover, "--scheme", "scaffold", "--server-control", "{}/c", "--client-control", "{}/c"),),
     )
     forms["truth"] = Form(
         {**plain, "t": (source / "truth.json").read_bytes()},
         ("t",),
-        (("evaluate", "--global", "{}/g", "--local", str(source / "client_0.safetensors"), "--aux", str(aux),
-          "--truth", "{}/t", *QUICK),),
-    )  # fmt: skip
+        (("evaluate", "--global", "{}/g", *returned, "--aux", str(aux), "--truth", "{}/t", *QUICK),),
+    )
     forms["aux logits"] = Form(
         {**plain, "l.npz": _logits(states["global"])},
         ("l.npz",),
@@ -244,14 +267,12 @@ def _payload(marker: Path) -> bytes:
     return buffer.getvalue()
 
 
-def _statistics(folder: Path, source: Path, aux: Path) -> bytes:
-    """What `rlu estimate-logits -o` writes of the round's global model."""
+def _output(folder: Path, *arguments: str) -> bytes:
+    """What a command of ours writes."""
     from rlu_cli.cli.app import run
 
-    path = folder / "statistics.safetensors"
-    with contextlib.redirect_stdout(io.StringIO()):
-        flags = ["--global", source / "global.safetensors", "--aux", aux, "-o", path, *QUICK, "-q"]
-        code = run(["estimate-logits", *map(str, flags)])
+    path = folder / "output"
+    code = run([*arguments, "-o", str(path), "-q"])
     assert code == 0
     return path.read_bytes()
 

@@ -22,6 +22,7 @@ from rlu_cli.errors import FileError, MismatchError
 from rlu_cli.files.checkpoint import Checkpoint, read_checkpoint
 from rlu_cli.files.json_io import parse_json
 from rlu_cli.files.metadata import read_sidecar
+from rlu_cli.files.regular import is_folder
 
 GLOBAL_STEM = "global"
 SERVER_CONTROL_STEM = "server_control"
@@ -85,7 +86,7 @@ def find_rounds(sources: Sequence[Path], client: str, before: int | None) -> lis
     """
     found: dict[int, PastRound] = {}
     for source in sources:
-        rounds = _from_folder(source, client) if source.is_dir() else _from_manifest(source)
+        rounds = _from_folder(source, client) if is_folder(source) else _from_manifest(source)
         for past in rounds:
             if found.setdefault(past.number, past) != past:
                 raise MismatchError(f"expected one entry for round {past.number} in --history, found two")
@@ -254,7 +255,7 @@ def _from_manifest(path: Path) -> list[PastRound]:
                     None if control is None else path.parent / control,
                 )
             )
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
+        except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
             raise FileError(
                 f'{path}: line {number}: expected {{"round": 3, "global": "…", "local": "…"}}, found '
                 f"{line[:60]!r}"

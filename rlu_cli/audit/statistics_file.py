@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 import torch
@@ -23,20 +26,21 @@ _EMBEDDINGS = ("embedding_mean", "gradient_sum")
 _RESPONSES = ("response_mean", "response_spread")
 _ALL = (*_LOGITS, *_EMBEDDINGS, *_RESPONSES)
 _CHECKSUM = "sha256"
-_ABOUT = (
-    "global_sha256",
-    "arch",
-    "head",
-    "num_classes",
-    "embedding_size",
-    "image_size",
-    "channels",
-    "normalize",
-    "batch_norm",
-    "class_order",
-    "class_names",
-    "aux",
-)
+_ABOUT: dict[str, tuple[type, ...]] = {
+    "global_sha256": (str,),
+    "arch": (str, NoneType),
+    "head": (str,),
+    "num_classes": (int,),
+    "embedding_size": (int, NoneType),
+    "image_size": (list, NoneType),
+    "channels": (int, NoneType),
+    "normalize": (str, NoneType),
+    "batch_norm": (str, NoneType),
+    "class_order": (str, NoneType),
+    "class_names": (list,),
+    "aux": (dict,),
+}
+"""What is said of the numbers, as JSON has it; nothing is known of a network whose logits were given."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +70,7 @@ def write_statistics(path: Path, stored: StoredStatistics) -> None:
     if s.responses is not None:
         arrays |= {"response_mean": s.responses.mean, "response_spread": s.responses.spread}
     tensors = {name: torch.from_numpy(array).contiguous() for name, array in arrays.items()}
-    about = {**stored.about, _CHECKSUM: sha256_tensors(tensors)}
+    about = {**stored.about, _CHECKSUM: _checksum(stored.about, tensors)}
     save_safetensors(path, tensors, {_KIND: json.dumps(about, sort_keys=True, allow_nan=False)})
 
 
@@ -86,8 +90,7 @@ def read_statistics(path: Path) -> StoredStatistics:
             f"{path}: expected a statistics file written by `rlu estimate-logits -o`, found another "
             f"{checkpoint.format} file: pass the right file to --stats"
         )
-    N, L = tensors["counts"].numel(), about["embedding_size"]
-    L = L if isinstance(L, int) else 0  # logits alone have none
+    N, L = about["num_classes"], about["embedding_size"] or 0  # logits alone have no embeddings
     rank = tensors["factor"].shape[1] if tensors["factor"].ndim == 3 else 0
     square, width = (N, N), 1 + min(L, DIRECTIONS)
     expected: dict[str, tuple[int, ...]] = {
@@ -103,8 +106,8 @@ def read_statistics(path: Path) -> StoredStatistics:
         for name, shape in expected.items()
         if tuple(tensors[name].shape) != shape or not bool(torch.isfinite(tensors[name]).all())
     ]
-    if not damaged and about.get(_CHECKSUM) != sha256_tensors({name: tensors[name] for name in expected}):
-        damaged = ["its numbers are not those that were written"]
+    if not damaged and about.get(_CHECKSUM) != _checksum(about, {name: tensors[name] for name in expected}):
+        damaged = ["its content is not what was written"]
     if damaged:
         raise FileError(
             f"{path}: damaged statistics file, {damaged[0]}; write it again with `rlu estimate-logits -o`"
@@ -127,11 +130,22 @@ def read_statistics(path: Path) -> StoredStatistics:
     )
 
 
+def _checksum(about: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> str:
+    """A digest of all numbers and of all that is said of them."""
+    said = json.dumps({key: value for key, value in about.items() if key != _CHECKSUM}, sort_keys=True)
+    return hashlib.sha256(f"{said}\0{sha256_tensors(tensors)}".encode()).hexdigest()
+
+
 def _about(text: str | None) -> dict[str, Any] | None:
     try:
         about = parse_json(text or "")
     except ValueError:
         return None
-    if not isinstance(about, dict) or any(name not in about for name in _ABOUT):
+    if not isinstance(about, dict) or not all(
+        isinstance(about.get(name, ...), _ABOUT[name]) for name in _ABOUT
+    ):
         return None
-    return about
+    names = about["class_names"]
+    return (
+        about if len(names) == about["num_classes"] and all(isinstance(name, str) for name in names) else None
+    )

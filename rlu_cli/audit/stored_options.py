@@ -9,7 +9,7 @@ from typing import Any
 
 from rlu_cli.audit.annotations import image_size
 from rlu_cli.audit.options import ModelOptions
-from rlu_cli.errors import UsageError
+from rlu_cli.errors import FileError, UsageError
 from rlu_cli.images import parse_normalization
 from rlu_cli.models import parse_spec
 
@@ -26,9 +26,12 @@ def options_beside(options: ModelOptions, about: Mapping[str, Any], path: Path) 
     ------
     UsageError
         A flag says something else.
+    FileError
+        What the file says can't be read.
     """
     names = [field.name for field in fields(ModelOptions) if field.name != "key"]  # checked against the file
     stored = {name: _text(about.get(name)) for name in names}
+    _check(stored, path)
     for name, said in stored.items():
         given = getattr(options, name)
         if given is not None and not _same(name, given, said):
@@ -48,6 +51,21 @@ def options_beside(options: ModelOptions, about: Mapping[str, Any], path: Path) 
         image_size=options.image_size or stored["image_size"],
         batch_norm=options.batch_norm or ("running" if stored["batch_norm"] == "running" else None),
     )
+
+
+def _check(stored: Mapping[str, str | None], path: Path) -> None:
+    """Refuse values that no flag could have given."""
+    readers = {"arch": parse_spec, "normalize": parse_normalization, "image_size": image_size}
+    for name, read in readers.items():
+        value = stored[name]
+        try:
+            if value is not None:
+                read(value)
+        except (UsageError, ValueError) as error:
+            raise FileError(
+                f"{path}: damaged statistics file: {str(error).rstrip('.')}; write it again with `rlu "
+                "estimate-logits -o`"
+            ) from error
 
 
 def _text(value: object) -> str | None:

@@ -74,6 +74,10 @@ def run(arguments: Sequence[str]) -> int:
         return int(error.exit_code)
     except Exception as error:  # noqa: BLE001  (the last resort: a fault of ours, said plainly)
         _traceback(tracebacks)
+        if isinstance(error, OSError) and error.filename is not None:  # what the system refused is no fault
+            reason = f"can't be used ({error.strerror}); check the path, its permissions and free space"
+            print_error(f"{str(error.filename)[:200]}: {reason}")
+            return int(ExitCode.FILE)
         print_error(
             f"this is a fault of rlu, not of your input: {type(error).__name__}: {error}. "
             "Run again with -vv and report what it prints"

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from rlu_cli.errors import FileError
+from rlu_cli.files.regular import exists, is_file, is_folder
 from rlu_cli.files.text import one_line
 
 _WRITE_FAULTS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS}
@@ -52,9 +53,9 @@ def atomic_write(path: Path | str) -> Iterator[BinaryIO]:
         FileError: The folder is missing or not writable, ``path`` is a folder, or the disk is full.
     """
     target = Path(os.path.realpath(path))
-    if target.is_dir():
+    if is_folder(target):
         raise FileError(f"{path}: expected a file to write, found a folder; give a file name.")
-    if target.exists() and not target.is_file():
+    if exists(target) and not is_file(target):
         with _direct(target) as direct:
             yield direct
         return

@@ -25,9 +25,9 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def parse_json(text: str) -> Any:
-    """The value of a short JSON text; ValueError for what is none, nesting too deep to follow included."""
+    """The value of a short JSON text; ValueError for what is none, NaN and too deep nesting included."""
     try:
-        return json.loads(text)
+        return json.loads(text, parse_constant=_no_constant)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
 

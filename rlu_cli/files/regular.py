@@ -3,14 +3,30 @@
 from __future__ import annotations
 
 import errno
+import os
 from pathlib import Path
 from typing import BinaryIO
 
 
+def exists(path: Path) -> bool:
+    """Whether anything is there; False too for a name that nothing can have, where pathlib may raise."""
+    return os.path.exists(path)  # noqa: PTH110
+
+
+def is_file(path: Path) -> bool:
+    """Whether a regular file is there; False as in `exists`."""
+    return os.path.isfile(path)  # noqa: PTH113
+
+
+def is_folder(path: Path) -> bool:
+    """Whether a folder is there; False as in `exists`."""
+    return os.path.isdir(path)  # noqa: PTH112
+
+
 def open_regular(path: Path) -> BinaryIO:
     """``path`` open for reading bytes; OSError where it is missing, a folder, a pipe or a device."""
-    if path.exists() and not path.is_file():
-        kind = "it is a folder" if path.is_dir() else "it is a device or pipe, not a file"
+    if exists(path) and not is_file(path):
+        kind = "it is a folder" if is_folder(path) else "it is a device or pipe, not a file"
         raise OSError(errno.EINVAL, kind)
     return path.open("rb")
 

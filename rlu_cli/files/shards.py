@@ -9,6 +9,7 @@ from rlu_cli.errors import FileError
 from rlu_cli.files.json_io import read_json
 from rlu_cli.files.metadata import as_text
 from rlu_cli.files.refusals import describe_refusal
+from rlu_cli.files.regular import is_file
 from rlu_cli.files.safetensors_io import read_safetensors
 from rlu_cli.files.sniff import FileKind, sniff
 from rlu_cli.files.text import names, one_line
@@ -60,7 +61,7 @@ def read_sharded(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     document = read_json(path, limit=INDEX_LIMIT)
     weight_map = _weight_map(path, document)
     files = sorted(set(weight_map.values()))
-    missing = [name for name in files if not (path.parent / name).is_file()]
+    missing = [name for name in files if not is_file(path.parent / name)]
     if missing:
         raise FileError(
             f"{path}: {len(missing)} of {len(files)} shards are missing beside it ({names(missing)});"

@@ -9,6 +9,7 @@ from enum import Enum
 from pathlib import Path
 
 from rlu_cli.errors import FileError
+from rlu_cli.files.regular import is_folder
 from rlu_cli.files.text import one_line
 
 _HEAD_BYTES = 64 * 1024
@@ -149,7 +150,7 @@ def sniff(path: Path | str) -> FileKind:
         FileError: It doesn't exist, can't be opened, or isn't a regular file or folder.
     """
     path = Path(path)
-    if path.is_dir():
+    if is_folder(path):
         return FileKind.DIRECTORY
     head = read_head(path)
     if not head:

@@ -7,6 +7,7 @@ EXIF orientation is applied only when asked: training pipelines don't apply it.
 
 from __future__ import annotations
 
+import os
 import struct
 import warnings
 import zlib
@@ -30,7 +31,10 @@ FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 _MANY_PIXELS = 2**22
 """Images of more pixels are decoded one at a time: in eight threads they would fill the memory."""
 
-_LARGE = Lock()
+_ALONE = Lock()
+"""Held by an image that is decoded while no other is that needs it."""
+
+_STDERR = 2
 
 _ORIENTATION = 0x0112
 _SIDEWAYS = (5, 6, 7, 8)
@@ -115,7 +119,7 @@ def decode_pixels(
     import numpy as np
     from PIL import Image, ImageOps
 
-    with _opened(path) as opened, _LARGE if opened.width * opened.height > _MANY_PIXELS else nullcontext():
+    with _opened(path) as opened, _care(opened):
         image = ImageOps.exif_transpose(opened) if exif else opened
         converted = to_mode(image, channels)
         if size is not None and converted.size != (size[1], size[0]):
@@ -123,6 +127,33 @@ def decode_pixels(
             converted = converted.resize((size[1], size[0]), Image.Resampling.BILINEAR)
         pixels: npt.NDArray[np.uint8] = np.asarray(converted, dtype=np.uint8)
     return pixels[:, :, None] if pixels.ndim == 2 else pixels
+
+
+@contextmanager
+def _care(image: Image.Image) -> Iterator[None]:
+    """Decode large images alone, and TIFF's too, with stderr closed: libtiff prints there by itself."""
+    if image.width * image.height <= _MANY_PIXELS and image.format != "TIFF":
+        yield
+        return
+    with _ALONE, _silence() if image.format == "TIFF" else nullcontext():
+        yield
+
+
+@contextmanager
+def _silence() -> Iterator[None]:
+    """Send what libraries write to stderr's descriptor nowhere."""
+    try:
+        kept = os.dup(_STDERR)
+    except OSError:  # closed already
+        yield
+        return
+    try:
+        with open(os.devnull, "wb") as nowhere:  # noqa: PTH123
+            os.dup2(nowhere.fileno(), _STDERR)
+        yield
+    finally:
+        os.dup2(kept, _STDERR)
+        os.close(kept)
 
 
 def stored_size(path: Path, *, exif: bool = False) -> tuple[int, int]:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rlu_cli.errors import FileError, MismatchError, UsageError
-from rlu_cli.files.regular import read_bounded
+from rlu_cli.files.regular import exists, read_bounded
 from rlu_cli.files.text import one_line
 
 OWN = "dataset"
@@ -109,7 +109,7 @@ def _match(
 def _read_names(order: str) -> list[str]:
     """The lines of a class-order file; the line number is the index."""
     path = Path(order)
-    if not path.exists():
+    if not exists(path):
         raise UsageError(
             f"can't use --class-order {order!r}: expected string, natural, {OWN} or the path of an existing "
             "file with one class name per line"

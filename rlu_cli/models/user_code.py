@@ -21,6 +21,7 @@ from types import ModuleType
 from torch import nn
 
 from rlu_cli.errors import FileError, UsageError
+from rlu_cli.files.regular import is_file, is_folder
 from rlu_cli.models.spec import ModelSpec
 
 
@@ -44,8 +45,8 @@ def build_user_model(spec: ModelSpec) -> nn.Module:
 
 def _import_file(target: str) -> ModuleType:
     path = Path(target)
-    if not path.is_file():
-        what = "is a folder" if path.is_dir() else "doesn't exist"
+    if not is_file(path):
+        what = "is a folder" if is_folder(path) else "doesn't exist"
         raise FileError(f"{target} {what}: --arch expected a Python file, as in path/to/file.py:factory.")
     path = path.resolve()
     # Named by the whole path: two files called model.py are two modules.

@@ -93,7 +93,7 @@ def read_truth_lines(root: Path) -> list[TruthLine]:
                     float(entry["accuracy"]),
                 )
             )
-        except (ValueError, TypeError, KeyError) as error:
+        except (ValueError, TypeError, KeyError, OverflowError) as error:
             raise FileError(
                 f"{path}: line {number} is damaged; restore the file or simulate again into another folder"
             ) from error

@@ -108,6 +108,22 @@ def test_bombs(aux: Path, name: str) -> None:
             assert str(aux / "bag" / "00.png") in outcome.refusal(3)
 
 
+def test_libtiff_says_nothing_by_itself(aux: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """It prints to stderr's descriptor, past Python, what it makes of damaged files."""
+    path = aux / "bag" / "00.png"
+    for codec in ("tiff_adobe_deflate", "tiff_lzw", "jpeg"):
+        Image.open(aux / "bag" / "01.png").save(path, "TIFF", compression=codec)
+        data = path.read_bytes()
+        damaged = bytearray(data)
+        damaged[8:40] = bytes(range(32))  # where the compressed pixels lie
+        path.write_bytes(damaged)
+        outcome = recover(aux, "--image-size", "28", "--skip-bad")
+        assert (outcome.code, outcome.codes) == (0, ["aux-bad-images"])
+        assert capfd.readouterr() == ("", "")
+    os.write(2, b"still open")
+    assert capfd.readouterr().err == "still open"
+
+
 def test_large_images_are_decoded_one_at_a_time(aux: Path) -> None:
     """Eight threads, each with two copies of an image of 25 MB, would take too much."""
     large = png(5_000, 5_000)

@@ -9,6 +9,7 @@ from enum import Enum
 from pathlib import Path
 
 from rlu_cli.errors import FileError, UsageError
+from rlu_cli.files.regular import exists
 from rlu_cli.files.sniff import FileKind, read_head, sniff
 from rlu_cli.files.text import one_line
 from rlu_cli.images.datasets import svhn
@@ -79,11 +80,7 @@ def recognise(path: Path, *, accepted: str = ACCEPTED) -> Recognised:
     FileError
         None that is known, or nothing there at all.
     """
-    try:
-        there = path.exists()
-    except OSError:  # a name that is too long, or in a folder that may not be entered
-        there = False
-    if not there:
+    if not exists(path):
         raise FileError(f"{path}: there is no such file or folder; expected {accepted}")
     return _folder(path, accepted) if path.is_dir() else _file(path, accepted)
 
