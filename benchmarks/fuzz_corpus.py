@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import os
@@ -272,7 +273,8 @@ def _output(folder: Path, *arguments: str) -> bytes:
     from rlu_cli.cli.app import run
 
     path = folder / "output"
-    code = run([*arguments, "-o", str(path), "-q"])
+    with contextlib.redirect_stdout(io.StringIO()):
+        code = run([*arguments, "-o", str(path), "-q"])
     assert code == 0
     return path.read_bytes()
 

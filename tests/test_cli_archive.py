@@ -162,6 +162,40 @@ def test_what_is_missing_or_damaged(archive: Path, tmp_path: Path) -> None:
     assert "truth.ndjson" in call("evaluate", "--archive", root).refusal(3)
 
 
+@pytest.mark.parametrize(
+    ("change", "code", "words"),
+    [
+        ({"counts": [-1] * 10}, 3, "line 1"),
+        ({"counts": [10**400] * 10}, 3, "line 1"),
+        ({"counts": [2**52] * 10}, 3, "line 1"),
+        ({"counts": [True] * 10}, 3, "line 1"),
+        ({"counts": {"0": 1}}, 3, "line 1"),
+        ({"counts": [1] * 9}, 4, "counts of 10 classes"),
+        ({"counts": [0] * 10}, 4, "one sample at least"),
+        ({"accuracy": float("inf")}, 3, "line 1"),
+        ({"round": 1.5}, 3, "line 1"),
+        ({"round": -1}, 3, "line 1"),
+        ({"round": 99}, 4, "found 0"),
+        ({"client": "*"}, 4, "found 0"),
+        ({"client": "/etc/passwd"}, 4, "found 0"),
+        ({"client": "\x1b[31m" + "x" * 5000}, 4, "found 0"),
+        (b"\xff\xfe", 3, "UTF-8"),
+        (b"[" * 100_000, 3, "line 1"),
+        (b"7", 3, "line 1"),
+    ],
+)
+def test_a_truth_that_was_altered(
+    archive: Path, tmp_path: Path, change: dict[str, object] | bytes, code: int, words: str
+) -> None:
+    root = shutil.copytree(archive, tmp_path / "a")
+    path = root / "truth.ndjson"
+    if isinstance(change, dict):
+        change = json.dumps({**json.loads(path.read_text().splitlines()[0]), **change}).encode()
+    path.write_bytes(change)
+    message = call("evaluate", "--archive", root, *QUICK, "--method", "random").refusal(code)
+    assert words in message and len(message) < 400 + len(str(root)) and "\x1b" not in message
+
+
 @pytest.mark.parametrize("flag", ["--truth", "--stats", "--history", "--result", "--local"])
 def test_flags_that_an_archive_has_no_use_for(archive: Path, flag: str) -> None:
     message = call("evaluate", "--archive", archive, flag, archive / "truth.ndjson").refusal(2)

@@ -16,7 +16,10 @@ from rlu_cli.audit.options import AuxOptions, HistoryOptions, ModelOptions, RunO
 from rlu_cli.audit.progress import Reporter, silent
 from rlu_cli.audit.report import envelope
 from rlu_cli.core.metrics import Scores, score_counts, uniform_counts
+from rlu_cli.core.types import IntArray
 from rlu_cli.errors import FileError, MismatchError
+from rlu_cli.files.regular import is_folder
+from rlu_cli.files.text import one_line
 from rlu_cli.simulation.archive import AUX, TRUTH, TruthLine, read_truth_lines, round_folder
 
 UNIFORM = "(uniform)"
@@ -87,7 +90,7 @@ def evaluate_archive(
                         run=run,
                     )
                 client = auditor.recover(local, training or TrainingOptions(), methods, history)
-                truth = np.array(line.counts, dtype=np.int64)
+                truth = _truth(root, line, len(auditor.names))
                 scheme = client.training.training.scheme
                 for found in client.recoveries:
                     codes = tuple(note.code for note in (*client.notes, *found.warnings))
@@ -151,13 +154,34 @@ def _named(scores: Scores) -> dict[str, float]:
     return {"cAcc": values.pop("c_acc"), "iAcc": values.pop("i_acc"), **values}
 
 
+def _truth(root: Path, line: TruthLine, num_classes: int) -> IntArray:
+    """The client's true counts.
+
+    Raises
+    ------
+    MismatchError
+        They are of other classes than the model's, or of no sample.
+    """
+    if len(line.counts) != num_classes or sum(line.counts) == 0:
+        raise MismatchError(
+            f"{root / TRUTH}: expected counts of {num_classes} classes and of one sample at least for "
+            f"{one_line(line.client, 60)} in round {line.round}, found {len(line.counts)} classes and "
+            f"{sum(line.counts)} samples: restore the file"
+        )
+    return np.array(line.counts, dtype=np.int64)
+
+
 def _client_file(root: Path, line: TruthLine) -> Path:
     return _only_file(round_folder(root, line.round), line.client)
 
 
 def _only_file(folder: Path, stem: str) -> Path:
     """The one checkpoint in ``folder`` of that name, whatever its suffix."""
-    found = sorted(path for path in folder.glob(f"{stem}.*") if path.suffix != ".json")
+    files = folder.iterdir() if is_folder(folder) else ()
+    found = sorted(path for path in files if path.name.startswith(f"{stem}.") and path.suffix != ".json")
     if len(found) != 1:
-        raise MismatchError(f"expected one checkpoint {stem}.* in {folder}, found {len(found)}")
+        raise MismatchError(
+            f"expected one checkpoint {one_line(stem, 60)}.* in {folder}, found {len(found)}: restore the "
+            "archive"
+        )
     return found[0]

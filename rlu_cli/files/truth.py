@@ -18,7 +18,7 @@ _LARGEST = 2**53
 _FORMS = '{"counts": [...]}, {"labels": [...]} or {"steps": [[...], ...]}'
 
 
-def _whole(value: object) -> int | None:
+def whole_number(value: object) -> int | None:
     """``value`` as a non-negative whole number, or None where it isn't one (booleans are not)."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
@@ -51,7 +51,7 @@ class _Classes:
                 known = f"expected one of {names(self.names)}" if self.names else "no class names are known"
                 raise MismatchError(f"{self.path}: unknown class {one_line(label, 60)!r}; {known}.")
             label = int(label)
-        index = _whole(label)
+        index = whole_number(label)
         if index is None or index >= self.size:
             raise MismatchError(
                 f"{self.path}: expected labels that are whole numbers from 0 to {self.size - 1}, or class"
@@ -72,7 +72,7 @@ class _Classes:
 
     def amount(self, value: object, of: object) -> int:
         """A count, checked."""
-        count = _whole(value)
+        count = whole_number(value)
         if count is None:
             raise MismatchError(
                 f"{self.path}: expected counts that are whole numbers of at least 0, found"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,9 @@ from torch import Tensor
 from rlu_cli.errors import FileError, MismatchError
 from rlu_cli.files.atomic import write_text
 from rlu_cli.files.json_io import parse_json, read_json
+from rlu_cli.files.regular import exists, read_bounded
 from rlu_cli.files.safetensors_io import save_safetensors
+from rlu_cli.files.truth import TRUTH_LIMIT, whole_number
 from rlu_cli.simulation.settings import Simulation
 
 TRUTH = "truth.ndjson"
@@ -78,26 +81,50 @@ def read_truth_lines(root: Path) -> list[TruthLine]:
         A damaged line.
     """
     path = root / TRUTH
-    if not path.exists():
+    if not exists(path):
         return []
+    try:
+        texts = read_bounded(path, TRUTH_LIMIT).decode("utf-8").splitlines()
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
+        raise FileError(f"{path}: can't be read ({reason}); restore the file") from error
     lines = []
-    for number, text in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+    for number, text in enumerate(texts, start=1):
         try:
             entry = parse_json(text)
             lines.append(
                 TruthLine(
-                    int(entry["round"]),
+                    _whole(entry["round"]),
                     str(entry["client"]),
-                    [int(count) for count in entry["counts"]],
-                    [[int(count) for count in step] for step in entry["step_counts"]],
-                    float(entry["accuracy"]),
+                    _counts(entry["counts"]),
+                    [_counts(step) for step in entry["step_counts"]],
+                    _finite(entry["accuracy"]),
                 )
             )
-        except (ValueError, TypeError, KeyError, OverflowError) as error:
+        except (ValueError, TypeError, KeyError) as error:
             raise FileError(
                 f"{path}: line {number} is damaged; restore the file or simulate again into another folder"
             ) from error
     return lines
+
+
+def _whole(value: object) -> int:
+    number = whole_number(value)
+    if number is None:
+        raise ValueError(f"{value!r} is no whole number from 0 on")
+    return number
+
+
+def _counts(values: list[object]) -> list[int]:
+    counts = [_whole(value) for value in values]
+    _whole(sum(counts))  # not too large either
+    return counts
+
+
+def _finite(value: object) -> float:
+    if not isinstance(value, (int, float)) or not math.isfinite(value):
+        raise ValueError(f"{value!r} is no finite number")
+    return float(value)
 
 
 def claim(root: Path, simulation: Simulation) -> None:
