@@ -13,6 +13,9 @@ import torch
 
 Work = Callable[[], object]
 
+_MOST_CALLS = 2000
+"""Products timed in a row: small ones on a GPU take microseconds to launch, however small they are."""
+
 
 @dataclass(frozen=True)
 class Clock:
@@ -97,13 +100,14 @@ class Probes:
         few = torch.rand(2**22 if gpu else 2**16, device=device)
         many = torch.rand(2**28 if gpu else 2**24, device=device)
         powers, copy = torch.empty_like(few), torch.empty_like(many)
-        calls = max(1, round((1e12 if gpu else 2e9) / (2 * rows * inner * columns)))
+        amount = 2.0 * rows * inner * columns
+        calls = min(_MOST_CALLS, max(1, round((1e12 if gpu else 2e9) / amount)))
         self.works: list[Work] = [
             lambda: [torch.mm(A, B, out=product) for _ in range(calls)],
             lambda: [torch.exp(few, out=powers) for _ in range(100)],
             lambda: [copy.copy_(many) for _ in range(2)],
         ]
-        self._amounts = [2.0 * calls * rows * inner * columns, 100 * len(few), 2 * 8.0 * len(many)]
+        self._amounts = [calls * amount, 100 * len(few), 2 * 8.0 * len(many)]
         if gpu:
             host = torch.rand(2**24)
             self.works.append(lambda: host.to(device))
