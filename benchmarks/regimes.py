@@ -96,16 +96,13 @@ def measure(images: ImageSet, regime: str, seed: int) -> Iterator[Row]:
             for method in METHODS:
                 began = perf_counter()
                 found = auditor.recover(local, TrainingOptions(), [method]).recoveries[0]
-                scores = score_counts(found.counts, truth)
                 row = {
                     "regime": regime,
                     "seed": seed,
                     "client": line.client,
                     "method": method,
                     "accuracy": line.accuracy,
-                    "iAcc": scores.i_acc,
-                    "cAcc": scores.c_acc,
-                    "exact_counts": scores.exact_counts,
+                    **score_counts(found.counts, truth).document(),
                     "seconds": perf_counter() - began,
                 }
                 if found.low is not None and found.high is not None and found.presence is not None:

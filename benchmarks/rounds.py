@@ -225,10 +225,7 @@ def _recover(round_: Round, root: Path, device: str) -> Rows:
             "client": pair.client,
             "method": pair.method,
             "model_accuracy": pair.accuracy,
-            "cAcc": pair.scores.c_acc,
-            "iAcc": pair.scores.i_acc,
-            "exact_counts": pair.scores.exact_counts,
-            "total_variation": pair.scores.total_variation,
+            **pair.scores.document(),
             "warnings": list(pair.warnings),
         }
         for pair in pairs

@@ -83,9 +83,7 @@ def measure(
                         "client": pair.client,
                         "method": pair.method,
                         "model_accuracy": pair.accuracy,
-                        "cAcc": pair.scores.c_acc,
-                        "iAcc": pair.scores.i_acc,
-                        "exact_counts": pair.scores.exact_counts,
+                        **pair.scores.document(),
                     }
                 )
     return rows

@@ -23,8 +23,8 @@ from rlu_cli.core.methods import rlu as rlu_module
 from rlu_cli.core.recover import head_update, normalised_update, recover_labels
 from rlu_cli.core.schemes import path_position
 from rlu_cli.core.search import MeanSimulator, SearchResult
-from rlu_cli.core.simplex import simplex_least_squares
-from rlu_cli.core.types import Head, LocalTraining, Recovery
+from rlu_cli.core.simplex import SimplexSolution, SimplexSolver, simplex_least_squares
+from rlu_cli.core.types import FloatArray, Head, LocalTraining, Recovery
 from rlu_cli.errors import MismatchError, UsageError
 
 
@@ -130,13 +130,31 @@ def test_one_step_sees_the_global_model_alone() -> None:
     assert recovery.diagnostics["path_position"] == 0.0
 
 
-def test_missing_local_statistics_are_noted_when_they_matter() -> None:
+@pytest.mark.parametrize("method", ["rlu", "gls"])
+def test_a_solution_without_certificate_is_noted(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    solve = SimplexSolver.solve
+
+    def uncertain(self: SimplexSolver, u: FloatArray) -> SimplexSolution:
+        return replace(solve(self, u), certified=False, gap=0.25)
+
+    observation, _ = scripted_observation(LocalTraining(1, 32, 0.05))
+    assert codes(recover_labels(observation, method=method)) == []
+    monkeypatch.setattr(SimplexSolver, "solve", uncertain)
+    (note,) = recover_labels(observation, method=method).warnings
+    assert note.code == "solver-uncertified"
+    assert "0.25" in note.message
+
+
+@pytest.mark.parametrize("method", ["rlu", "gls"])
+def test_missing_local_statistics_are_noted_when_they_matter(method: str) -> None:
     many, truth = scripted_observation(LocalTraining(10, 32, 0.05))
-    recovery = recover_labels(replace(many, end=None))
+    assert many.residuals is not None
+    many = replace(many, end=None, residuals=replace(many.residuals, end=None))
+    recovery = recover_labels(many, method=method)
     assert codes(recovery) == ["local-statistics-missing"]
     assert recovery.counts.tolist() == truth.tolist()
     one, _ = scripted_observation(LocalTraining(1, 32, 0.05))
-    assert codes(recover_labels(replace(one, end=None))) == []
+    assert codes(recover_labels(replace(one, end=None), method=method)) == []
 
 
 @pytest.mark.parametrize("steps", [1, 10])

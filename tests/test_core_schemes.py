@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from rlu_cli.core.schemes import (
     MOST_STEPS,
     LinearRecursion,
+    batch_variance,
     check_training,
     drift,
     impulse_response,
@@ -361,3 +362,10 @@ def test_impossible_training_is_refused(change: dict[str, Any]) -> None:
 )
 def test_possible_training_is_accepted(change: dict[str, Any]) -> None:
     check_training(replace(GOOD, **change))
+
+
+def test_batch_variance() -> None:
+    assert batch_variance(LocalTraining(10, 32, 0.05)) == pytest.approx(1 / 320)
+    assert batch_variance(LocalTraining(10, 32, 0.05, distinct=100)) == pytest.approx(1 / 100)
+    momentum = LocalTraining(3, 8, 0.1, momentum=0.5)  # ρ = 1.75, 1.5, 1
+    assert batch_variance(momentum) == pytest.approx((1.75**2 + 1.5**2 + 1) / (8 * 4.25**2))

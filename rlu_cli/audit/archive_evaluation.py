@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -119,7 +119,7 @@ def archive_document(root: Path, pairs: Sequence[ScoredPair]) -> dict[str, Any]:
                 "scheme": p.scheme,
                 "model_accuracy": p.accuracy,
                 "method": p.method,
-                **_named(p.scores),
+                **p.scores.document(),
                 "warnings": list(p.warnings),
             }
             for p in pairs
@@ -130,7 +130,7 @@ def archive_document(root: Path, pairs: Sequence[ScoredPair]) -> dict[str, Any]:
 def _summary(pairs: Sequence[ScoredPair]) -> dict[str, Any]:
     columns: dict[str, list[float]] = {}
     for pair in pairs:
-        for name, value in _named(pair.scores).items():
+        for name, value in pair.scores.document().items():
             columns.setdefault(name, []).append(value)
     first = pairs[0]
     return {
@@ -147,11 +147,6 @@ def _summary(pairs: Sequence[ScoredPair]) -> dict[str, Any]:
             for name, values in columns.items()
         },
     }
-
-
-def _named(scores: Scores) -> dict[str, float]:
-    values = asdict(scores)
-    return {"cAcc": values.pop("c_acc"), "iAcc": values.pop("i_acc"), **values}
 
 
 def _truth(root: Path, line: TruthLine, num_classes: int) -> IntArray:

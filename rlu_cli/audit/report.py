@@ -99,7 +99,7 @@ def evaluation_document(
             {
                 "method": method,
                 "counts": counts.tolist(),
-                **_scores(counts, truth),
+                **score_counts(counts, truth).document(),
                 "per_class": [
                     {
                         "index": n,
@@ -114,7 +114,7 @@ def evaluation_document(
             }
             for method, counts, warnings in recovered
         ],
-        "baselines": {"uniform": _scores(uniform_counts(len(truth), total), truth)},
+        "baselines": {"uniform": score_counts(uniform_counts(len(truth), total), truth).document()},
     }
 
 
@@ -133,16 +133,6 @@ def client_warnings(auditor: Auditor, client: ClientRound, recovery: Recovery) -
 def warning_list(notes: Sequence[Note]) -> list[dict[str, str]]:
     """Warnings as JSON objects."""
     return [{"code": note.code, "message": note.message} for note in notes]
-
-
-def _scores(counts: IntArray, truth: IntArray) -> dict[str, float]:
-    scores = score_counts(counts, truth)
-    return {
-        "cAcc": scores.c_acc,
-        "iAcc": scores.i_acc,
-        "exact_counts": scores.exact_counts,
-        "total_variation": scores.total_variation,
-    }
 
 
 def _classes(names: Sequence[str], recovery: Recovery) -> list[dict[str, Any]]:

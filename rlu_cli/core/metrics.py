@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import numpy as np
 
@@ -18,6 +18,11 @@ class Scores:
     i_acc: float
     exact_counts: float
     total_variation: float
+
+    def document(self) -> dict[str, float]:
+        """By the names of the field."""
+        values = asdict(self)
+        return {"cAcc": values.pop("c_acc"), "iAcc": values.pop("i_acc"), **values}
 
 
 def score_counts(recovered: IntArray, truth: IntArray) -> Scores:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from rlu_cli.core.responses import directions
-from rlu_cli.core.schemes import impulse_response
+from rlu_cli.core.schemes import batch_variance, impulse_response
 from rlu_cli.core.simplex import simplex_least_squares
 from rlu_cli.core.types import FloatArray, HeadUpdate, LocalTraining, ModelStatistics, Responses
 
@@ -80,13 +80,9 @@ def misfit(
     counts = start.moments.counts
     if counts.max() < 2:
         return None
-    weights = impulse_response(training)
-    total = float(weights.sum())
+    total = float(impulse_response(training).sum())
     view = _look(update, total, start, start.responses, last.responses, position)
-    batches = float(np.square(weights).sum()) / (total**2 * training.batch_size)
-    if training.distinct is not None:
-        batches = max(batches, 1.0 / training.distinct)
-    return _least_misfit(view, batches, counts.astype(np.float64), position)
+    return _least_misfit(view, batch_variance(training), counts.astype(np.float64), position)
 
 
 def motion(start: ModelStatistics, end: ModelStatistics | None) -> float | None:

@@ -148,6 +148,19 @@ def impulse_response(training: LocalTraining) -> FloatArray:
     return weights
 
 
+def batch_variance(training: LocalTraining) -> float:
+    """How much of one sample's variance is left in the update per unit of Σ_τ w^τ.
+
+        β = Σ_τ (w^τ)² / (B (Σ_τ w^τ)²),   at least one over the number of different samples
+
+    A batch B of m steps is on average samples/m.
+    """
+    weights = impulse_response(training)
+    share = weights / weights.sum()
+    batch = training.samples / training.steps
+    return max(float(share @ share) / batch, 1.0 / (training.distinct or training.samples))
+
+
 def drift(
     training: LocalTraining,
     *,

@@ -9,6 +9,7 @@ from functools import cached_property
 import numpy as np
 
 from rlu_cli.core.path import PathSolution, solve_on_path
+from rlu_cli.core.simplex import SimplexSolution
 from rlu_cli.core.types import Estimate, FloatArray, Head, LocalTraining, Note, Observation
 
 
@@ -90,6 +91,21 @@ class Method:
 def never(training: LocalTraining) -> bool:
     """``needs_end`` of methods that look at the global model alone."""
     return False
+
+
+def solution_notes(solution: SimplexSolution, *, known_to_the_end: bool) -> tuple[Note, ...]:
+    """What is to be said of a least-squares solution.
+
+    known_to_the_end : whether S was measured at both ends of the client's way
+    """
+    notes = []
+    if not known_to_the_end:
+        message = "the local model's statistics are missing, so S is the global model's all along"
+        notes.append(Note("local-statistics-missing", message))
+    if not solution.certified:
+        message = f"the least-squares solution may miss the optimum by {solution.gap:.2g} in squared residual"
+        notes.append(Note("solver-uncertified", message))
+    return tuple(notes)
 
 
 def on_simplex(values: FloatArray) -> tuple[FloatArray, tuple[Note, ...]]:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
-from rlu_cli.core.methods.base import Capabilities, Method, Problem
+from rlu_cli.core.methods.base import Capabilities, Method, Problem, solution_notes
 from rlu_cli.core.residuals import ResidualMoments
-from rlu_cli.core.schemes import impulse_response
-from rlu_cli.core.simplex import SimplexSolution, simplex_least_squares
-from rlu_cli.core.types import Estimate, FloatArray, LocalTraining, Note
+from rlu_cli.core.schemes import batch_variance, impulse_response
+from rlu_cli.core.simplex import SimplexSolution, SimplexSolver, simplex_least_squares
+from rlu_cli.core.types import Estimate, FloatArray, LocalTraining
 
 _SWEEPS = 4
 """Alternations of weights and solution; the weights settle in two or three."""
@@ -43,10 +44,17 @@ class ResidualModel:
     training: LocalTraining
     replays: bool = False
 
-    @property
+    @cached_property
     def mean(self) -> FloatArray:
         """E[r | class], shape (N − 1, N), one class a column."""
         return np.asarray(sum(weight * part.mean for weight, part in self.parts).T[:-1])  # type: ignore[union-attr]
+
+    @cached_property
+    def _sampling(self) -> tuple[float, float]:
+        """1/n_eff, and v of `covariance`."""
+        rho, steps = impulse_response(self.training), self.training.steps
+        uneven = float(np.sum((rho / rho.sum() - 1 / steps) ** 2)) * steps / self.training.samples
+        return batch_variance(self.training), uneven
 
     def covariance(self, z: FloatArray) -> FloatArray:
         """Of u given the counts of each class, shape (N − 1, N − 1).
@@ -60,10 +68,7 @@ class ResidualModel:
         last term is (1 + 1/R) times the covariance of their M z, as the client's own way is one more.
         """
         training, N = self.training, len(z)
-        rho = impulse_response(training)
-        share = rho / rho.sum()
-        batch = training.samples / training.steps
-        alike = max(float(share @ share) / batch, 1.0 / (training.distinct or training.samples))
+        alike, uneven = self._sampling
         z = np.maximum(z, 1.0 / (2 * training.samples))
         kept = np.zeros((N - 1, N - 1))
         for weight, part in self.parts:
@@ -77,7 +82,6 @@ class ResidualModel:
             kept += (1 + 1 / len(ways)) * np.cov(ways.T)
         elif len(ways) == 2:
             kept += _ASTRAY**2 * np.outer(ways[1] - ways[0], ways[1] - ways[0])
-        uneven = float(np.sum((share - 1 / training.steps) ** 2)) / batch
         kept += uneven * ((M * z) @ M.T - np.outer(M @ z, M @ z))
         return kept + max(_FLOOR * float(np.trace(kept)) / (N - 1), 1e-16) * np.eye(N - 1)
 
@@ -122,10 +126,6 @@ def solve(problem: Problem) -> Estimate:
     draws = total * solutions_of_like_updates(found, seed=problem.observation.seed)
     edge = (1 - _LEVEL) / 2
     low, high = np.rint(np.quantile(draws, [edge, 1 - edge], axis=0))
-    notes: list[Note] = []
-    if path.end is None and training.steps > 1:
-        message = "the local model's statistics are missing, so S is the global model's all along"
-        notes.append(Note("local-statistics-missing", message))
     return Estimate(
         solution.z,
         {
@@ -136,7 +136,7 @@ def solve(problem: Problem) -> Estimate:
             "freedom": found.freedom,
             "replays": len(replayed),
         },
-        tuple(notes),
+        solution_notes(solution, known_to_the_end=training.steps == 1 or path.end is not None),
         low=low,
         high=high,
         presence=np.mean(draws >= 0.5, axis=0),
@@ -182,7 +182,8 @@ def solutions_of_like_updates(found: Fit, *, seed: int) -> FloatArray:
     ratio = float(np.sqrt(max(1.0, (1.0 + found.chi_squared) / (1.0 + found.freedom))))
     centre = found.design @ found.solution.z
     noise = ratio * np.random.default_rng(seed).standard_normal((_DRAWS, len(centre)))
-    return np.stack([simplex_least_squares(found.design, centre + row).z for row in noise])
+    solver = SimplexSolver(found.design)
+    return np.stack([solver.solve(centre + row).z for row in noise])
 
 
 GLS = Method(

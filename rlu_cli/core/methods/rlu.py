@@ -7,10 +7,10 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from rlu_cli.core.embedding import embedding_gram
-from rlu_cli.core.methods.base import Capabilities, Method, Problem
+from rlu_cli.core.methods.base import Capabilities, Method, Problem, solution_notes
 from rlu_cli.core.rounding import round_to_total
 from rlu_cli.core.search import MeanSimulator, posterior_search
-from rlu_cli.core.types import Estimate, FloatArray, ModelStatistics, Note, Observation
+from rlu_cli.core.types import Estimate, FloatArray, ModelStatistics, Observation
 
 _simulators: WeakKeyDictionary[ModelStatistics, tuple[object, MeanSimulator]] = WeakKeyDictionary()
 """Of the client before, for the next one of the same global model that trained alike."""
@@ -30,10 +30,6 @@ def solve(problem: Problem) -> Estimate:
     comes closer to the real one.
     """
     observation = problem.observation
-    notes: list[Note] = []
-    if observation.end is None and observation.training.steps > 1:
-        message = "the local model's statistics are missing, so S is the global model's all along"
-        notes.append(Note("local-statistics-missing", message))
     solution = problem.path.solution
     proportions = solution.z
     diagnostics: dict[str, float | bool | int | None] = {
@@ -42,17 +38,11 @@ def solve(problem: Problem) -> Estimate:
         "solver_certified": solution.certified,
         "path_position": problem.path.position,
     }
-    if not solution.certified:
-        notes.append(
-            Note(
-                "solver-uncertified",
-                f"the least-squares solution may miss the optimum by {solution.gap:.2g} in squared residual",
-            )
-        )
     if observation.search_iterations > 0 and observation.training.steps > 1 and observation.end is not None:
         proportions, searched = _search(observation, proportions)
         diagnostics.update(searched)
-    return Estimate(proportions, diagnostics, tuple(notes))
+    complete = observation.training.steps == 1 or observation.end is not None
+    return Estimate(proportions, diagnostics, solution_notes(solution, known_to_the_end=complete))
 
 
 def _search(
