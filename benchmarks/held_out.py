@@ -1,4 +1,4 @@
-"""Untrained networks on 62 classes of glyphs: what the default settings must reach.
+"""Untrained networks on 62 classes of glyphs: what the default settings must reach, and one that doesn't.
 
     python -m benchmarks.held_out
 
@@ -25,23 +25,22 @@ from rlu_cli.audit.options import SimulationOptions, StepOptions
 SEEDS = (10, 11, 12)
 TRAINING = {"B = 128, lr 0.05": ("0.05", 128), "B = 32, lr 0.02": ("0.02", 32)}
 
-BATCH, LARGE = SMALL, "resnet32"
-PLAIN, CONVOLUTION = f"{SMALL}:bias=false,norm=group", f"{SMALL}:bias=false,head=conv,norm=group"
+BATCH, DEEP = SMALL, "resnet32"
+LINEAR, CONVOLUTION = f"{SMALL}:bias=false,norm=group", f"{SMALL}:bias=false,head=conv,norm=group"
 NAMES = {
     BATCH: "BatchNorm CNN",
-    LARGE: "ResNet-32 (BatchNorm)",
-    PLAIN: "GroupNorm CNN, no head bias",
+    LINEAR: "GroupNorm CNN, no head bias",
     CONVOLUTION: "the same, 1x1-convolution head",
+    DEEP: "ResNet-32 (31 BatchNorm layers)",
 }
 TARGETS = {
     (BATCH, 1): 0.99,
     (BATCH, 10): 0.95,
-    (LARGE, 1): 0.99,
-    (LARGE, 10): 0.95,
-    (PLAIN, 1): 0.99,
-    (PLAIN, 10): None,
+    (LINEAR, 1): 0.99,
+    (LINEAR, 10): None,
     (CONVOLUTION, 1): 0.99,
     (CONVOLUTION, 10): None,
+    (DEEP, 1): None,
 }
 """Least mean iAcc of a network and a number of steps; a convolution head must equal its twin besides."""
 
@@ -53,6 +52,8 @@ def rounds(values: str) -> Iterator[Round]:
     """The rounds of one pair of training values."""
     lr, batch = TRAINING[values]
     for arch, steps in TARGETS:
+        if arch == DEEP and batch != 128:  # it takes too long for both
+            continue
         for seed in SEEDS:
             yield Round(
                 GLYPHS,
@@ -60,7 +61,7 @@ def rounds(values: str) -> Iterator[Round]:
                 "half",
                 seed,
                 StepOptions(lr=lr, batch_size=batch, steps=steps),
-                SimulationOptions(rounds=1, aux_per_class=50, participation=0.3 if arch == LARGE else 0.5),
+                SimulationOptions(rounds=1, aux_per_class=50, participation=0.3 if arch == DEEP else 0.5),
             )
 
 
@@ -73,20 +74,25 @@ def judged(values: str, rows: Rows) -> tuple[list[tuple[str, ...]], bool]:
             scores.setdefault((r.arch, r.training.steps or 0), []).append(row["iAcc"])
     means = {key: sum(found) / len(found) for key, found in scores.items()}
     lines, reached = [], True
-    for (arch, steps), least in TARGETS.items():
-        found = scores[arch, steps]
+    for (arch, steps), found in scores.items():
+        least = TARGETS[arch, steps]
         met = least is None or means[arch, steps] >= least
         if arch == CONVOLUTION:
-            met &= abs(means[arch, steps] - means[PLAIN, steps]) <= ALIKE
+            met &= abs(means[arch, steps] - means[LINEAR, steps]) <= ALIKE
         reached &= met
         wanted = "" if least is None else f"≥ {least}"
         lines.append(
             (
                 *(NAMES[arch], values, str(steps), str(len(found))),
-                *(mean_sd(found), f"{min(found):.3f}", wanted, "yes" if met else "no"),
+                *(mean_sd(found), f"{min(found):.3f}", wanted, _verdict(arch, least, met)),
             )
         )
     return lines, reached
+
+
+def _verdict(arch: str, least: float | None, met: bool) -> str:
+    judged = least is not None or arch == CONVOLUTION
+    return ("yes" if met else "no") if judged else ""
 
 
 def main() -> None:

@@ -135,6 +135,27 @@ def test_which_batch_size_matters(norm: Callable[[], nn.Module], mode: str, matt
     assert batch_that_matters(model, mode, 1) in (None, 2)  # no statistics of a single image
 
 
+def test_dropout_drops_when_asked_and_leaves_no_trace() -> None:
+    torch.manual_seed(2)
+    net = Net()
+    net.fc = nn.Sequential(nn.Dropout(0.25), nn.Linear(6, 3))
+    network = built(net)
+    given = images(300)
+    off = run(network, given)
+    np.testing.assert_allclose(off.logits, whole(network, given), atol=1e-5)
+    state = torch.get_rng_state()
+    on = run(network, given, dropout="on", seed=3)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert not any(module.training for module in network.model.modules())
+    assert off.embeddings is not None and on.embeddings is not None
+    dropped = on.embeddings == 0
+    assert dropped.mean() == pytest.approx(0.25, abs=0.03)
+    np.testing.assert_allclose(on.embeddings[~dropped], off.embeddings[~dropped] / 0.75, rtol=1e-5)
+    for seed, same in ((3, True), (4, False)):
+        assert np.array_equal(run(network, given, dropout="on", seed=seed).logits, on.logits) == same
+    np.testing.assert_array_equal(run(network, given).logits, off.logits)
+
+
 def test_images_that_the_network_cannot_read() -> None:
     with pytest.raises(MismatchError, match="--image-size"):
         run(built(Net()), images(5, size=1))

@@ -42,7 +42,17 @@ def replay(training: LocalTraining, end: State | None = None) -> Replay:
     net = network()
     start = snapshot(net.model)
     return Replay(
-        net, digits(), parse_normalization("none"), start, end or start, training, "batch", None, 3, "cpu"
+        net,
+        digits(),
+        parse_normalization("none"),
+        start,
+        end or start,
+        training,
+        "batch",
+        "off",
+        None,
+        3,
+        "cpu",
     )
 
 

@@ -403,6 +403,7 @@ def test_local_logits_that_do_not_fit(files: dict[str, Path], tmp_path: Path) ->
         ["--normalize", "half"],
         ["--image-size", "28"],
         ["--batch-norm", "running"],
+        ["--dropout", "on"],
         ["--class-order", "string"],
         ["--skip-bad"],
         ["--local-logits", "a.npz", "--local-logits", "b.npz"],

@@ -264,7 +264,7 @@ def test_processes_may_share_a_folder(tmp_path: Path) -> None:
     """Every reader finds nothing or a whole entry, while others write it."""
     rng = np.random.default_rng(0)
     statistics = statistics_of(random_confidence(rng, 30), rng.normal(size=(30, 50)))
-    unknown = ("arch", "image_size", "channels", "normalize", "batch_norm", "class_order")
+    unknown = ("arch", "image_size", "channels", "normalize", "batch_norm", "dropout", "class_order")
     about = {
         **dict.fromkeys(unknown),
         **{"global_sha256": "", "head": "fc", "num_classes": 30, "embedding_size": 50, "aux": {}},

@@ -34,6 +34,7 @@ def test_given_names_flags_as_they_are_spelt() -> None:
         "--normalize",
         "--image-size",
         "--batch-norm",
+        "--dropout",
         "--class-order",
     }
 
@@ -150,6 +151,7 @@ def test_local_model_is_fed_as_the_global_one_was(tmp_path: Path, bare: tuple[li
         ("--normalize", "std=0.353;mean=0.286", "imagenet"),
         ("--image-size", "28", "32"),
         ("--batch-norm", "batch", "running"),
+        ("--dropout", "off", "on"),
         ("--class-order", None, "string"),
     ],
 )

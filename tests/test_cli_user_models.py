@@ -52,6 +52,12 @@ class Convolutional(nn.Module):
 
 def without_bias():
     return Net(bias=False)
+
+
+class Dropping(Net):
+    def __init__(self):
+        super().__init__()
+        self.verdict = nn.Sequential(nn.Dropout(0.5), self.verdict)
 """
 
 PARTS = """
@@ -154,6 +160,22 @@ def test_several_steps_are_close(digits: Digits, tmp_path: Path, factory: str) -
     assert sum(document["counts"]) == document["total"] == total
     off = sum(abs(a - b) for a, b in zip(document["counts"], counts, strict=True)) / 2
     assert off <= 0.04 * total
+
+
+def test_dropout_as_the_client_had_it(digits: Digits, tmp_path: Path) -> None:
+    flags, counts = train_round(digits, "Dropping", tmp_path)
+    found = {way: call("recover", *flags, *way).document for way in ((), ("--dropout", "on"))}
+    for way, document in found.items():
+        assert document["counts"] == counts
+        assert document["model"]["dropout"] == (way[1] if way else "off")
+    estimates = [[entry["estimate"] for entry in document["classes"]] for document in found.values()]
+    assert estimates[0] != estimates[1]
+    stats = tmp_path / "stats.safetensors"
+    made = [*flags[:2], *flags[4:6], "--normalize", NORMALIZE, *flags[-2:], "--dropout", "on", "-o", stats]
+    assert call("estimate-logits", *made).code == 0
+    again = call("recover", *flags[:4], "--stats", stats, *TRAINING, "--steps", 1).document
+    assert [entry["estimate"] for entry in again["classes"]] == estimates[1]
+    assert again["model"]["dropout"] == "on"
 
 
 def test_estimate_logits_then_recover(digits: Digits, tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from rlu_cli.files.checkpoint import Checkpoint
 from rlu_cli.files.hashing import sha256_file, sha256_tensors
 from rlu_cli.files.positional import layers_by_position
 
-_UNUSED = ("arch", "normalize", "image_size", "batch_norm", "class_order")
+_UNUSED = ("arch", "normalize", "image_size", "batch_norm", "dropout", "class_order")
 """Flags that say how images go through a network."""
 
 
@@ -118,7 +118,7 @@ class GivenLogits:
 
     def about(self) -> dict[str, Any]:
         """The file, in the statistics file's and the report's words; nothing is known of a network."""
-        unknown = ("arch", "image_size", "channels", "normalize", "batch_norm", "class_order")
+        unknown = ("arch", "image_size", "channels", "normalize", "batch_norm", "dropout", "class_order")
         head = read_head(self.tensors(self.reference), self.head_name, where=str(self.reference.path))
         return {
             **dict.fromkeys(unknown),

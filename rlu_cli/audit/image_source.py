@@ -60,6 +60,7 @@ class ImageSource:
         self.described = described
         self.options = options
         self.batch_norm = options.batch_norm or "batch"
+        self.dropout = options.dropout or "off"
         self.run = run
         self.reporter = reporter
         self._given_names = class_names
@@ -172,6 +173,7 @@ class ImageSource:
             "channels": network.channels,
             "normalize": str(self.auxiliary.normalization),
             "batch_norm": self.batch_norm,
+            "dropout": self.dropout,
             "class_order": self.collection.order,
             "class_names": list(self.class_names),
             "aux": auxiliary_document(self.collection, self.auxiliary.images, self.aux_options),
@@ -194,6 +196,7 @@ class ImageSource:
             "images": self._digest,
             "normalize": str(self.auxiliary.normalization),
             "batch_norm": self.batch_norm,
+            "dropout": self.dropout,
             "batch_size": batch_size,
         }
 
@@ -230,6 +233,7 @@ class ImageSource:
             self.network.named(local),
             training,
             batch_norm=self.batch_norm,
+            dropout=self.dropout,
             batch_size=batch_size,
             seed=self.run.seed,
             device=self.run.device,
@@ -267,6 +271,7 @@ class ImageSource:
             images,
             self.auxiliary.normalization,
             batch_norm=self.batch_norm,
+            dropout=self.dropout,
             batch_size=batch_size,
             seed=self.run.seed,
             device=self.run.device,

@@ -20,6 +20,7 @@ class ModelOptions:
     normalize: str | None = None
     image_size: str | None = None
     batch_norm: Literal["batch", "running"] | None = None
+    dropout: Literal["off", "on"] | None = None
     class_order: str | None = None
 
 

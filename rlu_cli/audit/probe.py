@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.dropout import _DropoutNd
 
 from rlu_cli.audit.network import Network
 from rlu_cli.audit.progress import Update
@@ -36,6 +37,7 @@ def probe(
     normalization: Normalization,
     *,
     batch_norm: str = "batch",
+    dropout: str = "off",
     batch_size: int | None = None,
     seed: int = 0,
     device: str = "cpu",
@@ -45,16 +47,21 @@ def probe(
 
     A client trains with batch statistics in its BatchNorm layers, so by default they are used here too:
     the images are shuffled across classes (by ``seed``) and taken in batches of about the client's size.
-    Stored statistics are neither read nor changed then. Dropout is off. Networks without BatchNorm don't
-    depend on any of this; their batches are as large as a moderate amount of memory allows.
+    Stored statistics are neither read nor changed then. Networks without BatchNorm don't depend on any of
+    this; their batches are as large as a moderate amount of memory allows.
 
     Parameters
     ----------
+    dropout : whether dropout layers are ``on``, as the client's were, each image under one mask (by ``seed``)
     batch_size : what `batch_that_matters` says
     """
     count = len(images.labels)
     head = network.layer
-    with torch.inference_mode(), _batch_statistics(network.model, batch_norm == "batch"):
+    with ExitStack() as ways:
+        ways.enter_context(torch.inference_mode())
+        ways.enter_context(_batch_statistics(network.model, batch_norm == "batch"))
+        if dropout == "on":
+            ways.enter_context(_dropping(network.model, seed, device))
         if batch_size is None:
             one = normalization.apply(images.pixels[:1].to(device))
             batches: Sequence[Tensor] = torch.split(torch.arange(count), batch_for_memory(network.model, one))
@@ -146,3 +153,20 @@ def _batch_statistics(model: nn.Module, enabled: bool) -> Iterator[None]:
     finally:
         for layer, training, tracking in before:
             layer.training, layer.track_running_stats = training, tracking
+
+
+@contextmanager
+def _dropping(model: nn.Module, seed: int, device: str) -> Iterator[None]:
+    """Let dropout layers drop, by this seed."""
+    layers = [module for module in model.modules() if isinstance(module, _DropoutNd)]
+    before = [layer.training for layer in layers]
+    cards = range(torch.cuda.device_count()) if device.startswith("cuda") else ()
+    try:
+        for layer in layers:
+            layer.training = True
+        with torch.random.fork_rng(devices=cards):
+            torch.manual_seed(seed)
+            yield
+    finally:
+        for layer, training in zip(layers, before, strict=True):
+            layer.training = training

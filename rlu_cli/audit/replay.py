@@ -37,7 +37,7 @@ class Replay:
     evenly: θ^τ = θ̃^τ + (τ/m)(θ_local − θ̃^m), which is right at both ends.
 
     start, end : state dicts of the global and the local model, under the model's own names
-    batch_norm, batch_size : how the auxiliary images are passed, see `probe`
+    batch_norm, dropout, batch_size : how the auxiliary images are passed, see `probe`
     """
 
     network: Network
@@ -47,6 +47,7 @@ class Replay:
     end: Mapping[str, Tensor]
     training: LocalTraining
     batch_norm: str
+    dropout: str
     batch_size: int | None
     seed: int
     device: str
@@ -72,6 +73,7 @@ class Replay:
                 self.images,
                 self.normalization,
                 batch_norm=self.batch_norm,
+                dropout=self.dropout,
                 batch_size=self.batch_size,
                 seed=self.seed,
                 device=self.device,

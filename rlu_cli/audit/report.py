@@ -121,7 +121,7 @@ def evaluation_document(
 def model_document(about: dict[str, Any]) -> dict[str, Any]:
     """What the JSON says of the network and of how it was fed."""
     keys = ("arch", "num_classes", "embedding_size", "head")
-    more = ("image_size", "channels", "normalize", "batch_norm", "class_order")
+    more = ("image_size", "channels", "normalize", "batch_norm", "dropout", "class_order")
     return {key: about[key] for key in (*keys, *more)}
 
 

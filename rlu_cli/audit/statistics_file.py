@@ -36,6 +36,7 @@ _ABOUT: dict[str, tuple[type, ...]] = {
     "channels": (int, NoneType),
     "normalize": (str, NoneType),
     "batch_norm": (str, NoneType),
+    "dropout": (str, NoneType),
     "class_order": (str, NoneType),
     "class_names": (list,),
     "aux": (dict,),

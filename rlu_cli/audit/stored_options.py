@@ -50,6 +50,7 @@ def options_beside(options: ModelOptions, about: Mapping[str, Any], path: Path) 
         normalize=options.normalize or stored["normalize"],
         image_size=options.image_size or stored["image_size"],
         batch_norm=options.batch_norm or ("running" if stored["batch_norm"] == "running" else None),
+        dropout=options.dropout or ("on" if stored["dropout"] == "on" else None),
     )
 
 

@@ -88,6 +88,9 @@ _HELP: dict[type, dict[str, Any]] = {
             help="Statistics of BatchNorm layers in aux passes: the batch's, as in training, which is the "
             "default, or the stored."
         ),
+        "dropout": typer.Option(
+            help="Whether dropout layers drop in aux passes, as in training; by default they don't."
+        ),
         "class_order": typer.Option(
             metavar="ORDER",
             help="How aux classes map to outputs: string, natural, dataset (a data set's label numbers) or a "
