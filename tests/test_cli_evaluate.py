@@ -159,13 +159,21 @@ def test_results_that_are_none(result: Path, tmp_path: Path) -> None:
         {"counts": "no"},
         {"counts": document["counts"][:9]},
         {"counts": []},
+        {"counts": [], "classes": []},
+        {"counts": [2**70] * 10},
+        {"counts": [1.5] * 10},
+        {"counts": [-1] * 10},
+        {"warnings": ["text"]},
+        {"warnings": [{"code": "a"}]},
         {"classes": None},
         {"inputs": {}},
     ):
         other = write(tmp_path / "r.json", {**document, **change})
         message = call("evaluate", "--result", other, "--truth", KNOWN).refusal(3)
         assert "rlu recover" in message
-    for other in (KNOWN, write(tmp_path / "list.json", [document])):
+    endless = tmp_path / "endless.json"
+    endless.write_text(json.dumps({**document, "counts": [0] * 10}).replace("[0,", "[1e999,"))
+    for other in (KNOWN, write(tmp_path / "list.json", [document]), endless):
         call("evaluate", "--result", other, "--truth", KNOWN).refusal(3)
 
 

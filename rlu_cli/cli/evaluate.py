@@ -225,14 +225,16 @@ def _saved_result(path: Path) -> tuple[str, Sequence[str], list[Recovered]]:
     import numpy as np
 
     from rlu_cli.files.json_io import read_json
+    from rlu_cli.files.truth import whole_number
 
     document = read_json(path, limit=256 * 2**20)
     try:
-        counts = [int(count) for count in document["counts"]]
+        counts = [whole_number(count) for count in document["counts"]]
         names = [str(entry["name"]) for entry in document["classes"]]
         client = Path(document["inputs"]["local"]["path"]).stem
-        method, warnings = str(document["method"]), list(document["warnings"])
-        valid = document["command"] == "recover" and len(names) == len(counts) and min(counts) >= 0
+        method = str(document["method"])
+        warnings = [{key: str(said[key]) for key in ("code", "message")} for said in document["warnings"]]
+        valid = document["command"] == "recover" and len(names) == len(counts) > 0 and None not in counts
     except (TypeError, KeyError, ValueError):
         valid = False
     if not valid:
