@@ -46,16 +46,17 @@ class Clock:
     ) -> list[list[float]]:
         """Seconds of each work in turn, after one round that warms up.
 
-        ``repeats`` times, or fewer, but at least once, where the rounds have taken ``at_most`` seconds.
+        ``repeats`` times, or fewer, but at least once, where the rounds have taken ``at_most`` seconds; a
+        first round that takes as long is the only one.
         """
         gc.collect()
         start = time.perf_counter()
         rounds: list[list[float]] = []
         while len(rounds) <= repeats:
             rounds.append([self.seconds(work) for work in works])
-            if len(rounds) > 1 and time.perf_counter() - start > at_most:
+            if time.perf_counter() - start > at_most:
                 break
-        return [list(column) for column in zip(*rounds[1:], strict=True)]
+        return [list(column) for column in zip(*(rounds[1:] or rounds), strict=True)]
 
 
 @dataclass(frozen=True)

@@ -44,7 +44,7 @@ class Runner:
             self.rows += [row for row in rows if row["section"] not in (*sections, "machine")]
 
     def add(self, row: Row) -> None:
-        self.rows.append(row)
+        self.rows.append({key: _finite(value) for key, value in row.items()})
         write_ndjson(self.output, self.rows)
 
     def section(self, name: str, cases: Sequence[Case], columns: Sequence[Column]) -> None:
@@ -70,6 +70,13 @@ class Runner:
             return {
                 "error": f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"[:200]
             }
+
+
+def _finite(value: Any) -> Any:
+    """JSON knows neither infinity nor NaN: null for them."""
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 @contextmanager
