@@ -97,17 +97,9 @@ def _verdict(arch: str, least: float | None, met: bool) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--device", default="auto")
-    parser.add_argument("--jobs", type=int, default=1, help="simulations at a time")
     parser.add_argument("--results", type=Path, default=Path(__file__).parent / "results" / "held_out.ndjson")
-    chosen = parser.parse_args()
-    bench = Bench(
-        Results(chosen.results),
-        images,
-        device=chosen.device,
-        jobs=chosen.jobs,
-        log=lambda text: print(text, file=sys.stderr, flush=True),
-    )
+    results = Results(parser.parse_args().results)
+    bench = Bench(results, images, log=lambda text: print(text, file=sys.stderr, flush=True))
     lines: list[tuple[str, ...]] = []
     reached = True
     for values in TRAINING:
