@@ -259,7 +259,7 @@ class Bench:
             lambda rates: rates.floor(
                 products=2.0 * pairs * classes**2 * rank * made + 8.0 * pairs * classes * columns,
                 exponentials=float(made * pairs * classes**2),
-                bytes_=4.0 * pairs * classes**2 * evaluations if kept else 0.0,
+                bytes_=4.0 * pairs * classes * columns if kept else 0.0,
                 upload=4.0 * classes**2 * (rank + 2 * evaluations),
             ),
             shape=(min(pairs, softmax.block), rank, classes),

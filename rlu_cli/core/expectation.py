@@ -162,7 +162,7 @@ class SoftmaxExpectation:
         The error is the spread of the frames' means, which are independent, over √frames.
         """
         N = len(self.mean)
-        mean, error = self._evaluate(np.zeros((1, N, N)), np.ones((1, N), dtype=np.bool_))
+        mean, error = self._evaluate(np.zeros((1, N, N)), np.ones((1, N), dtype=np.bool_), with_error=True)
         return _numpy(mean[0]), _numpy(error[0])
 
     def at(self, shifts: FloatArray, active: NDArray[np.bool_]) -> FloatArray:
@@ -173,10 +173,12 @@ class SoftmaxExpectation:
         shifts : shape (C, N, N), one matrix a client
         active : shape (C, N)
         """
-        return _numpy(self._evaluate(shifts, active)[0])
+        return _numpy(self._evaluate(shifts, active, with_error=False)[0])
 
-    def _evaluate(self, shifts: FloatArray, active: NDArray[np.bool_]) -> tuple[Tensor, Tensor]:
-        """Expectations and their standard errors, of shape (C, N, N).
+    def _evaluate(
+        self, shifts: FloatArray, active: NDArray[np.bool_], *, with_error: bool
+    ) -> tuple[Tensor, Tensor]:
+        """Expectations and, if wanted, their standard errors, else zeros, each of shape (C, N, N).
 
         The device gets all it needs before the first pass and gives back nothing until after the last.
         """
@@ -203,7 +205,8 @@ class SoftmaxExpectation:
             else:
                 odds = self._odds(one, None if one.around == _AROUND_ZERO else centre[one.start])
                 by_frame = self._means(self._sums(odds, of_pass), of_pass)
-            error[one.start : one.stop] = by_frame.std(dim=0).div_(self.frames**0.5)
+            if with_error:
+                error[one.start : one.stop] = by_frame.std(dim=0).div_(self.frames**0.5)
             found[one.start : one.stop] = by_frame.mean(dim=0)
 
         if self.device.type == "cpu":
