@@ -251,14 +251,14 @@ class Bench:
         softmax, rank = final.softmax, moments.factor.shape[1]
         pairs = softmax.frames * softmax.rows
         kept = all(bundle.keeps for bundle in softmax.bundles)
-        made = 1 if kept else evaluations
+        made = columns / evaluations if kept else float(columns)  # classes with exponentials to be made
         row = self.compare(
             ours,
             lambda: literal.rows(some),
             classes / len(some) * steps * iterates,
             lambda rates: rates.floor(
-                products=2.0 * pairs * classes**2 * rank * made + 8.0 * pairs * classes * columns,
-                exponentials=float(made * pairs * classes**2),
+                products=2.0 * pairs * classes * (rank * made + 4.0 * columns),
+                exponentials=made * pairs * classes,
                 bytes_=4.0 * pairs * classes * columns if kept else 0.0,
                 upload=4.0 * classes**2 * (rank + 2 * evaluations),
             ),
