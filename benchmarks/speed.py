@@ -412,20 +412,16 @@ class Bench:
         return {**json.loads(done.stdout), "all_logits_mb": 4.0 * classes**2 * samples / 2**20}
 
     def block(self) -> list[Case]:
-        """CUDA: S of factors on the device, by the bytes of a block, with the fused kernel and without."""
+        """CUDA: bytes of logits in a block, against the time of S on factors that are on the device."""
         if not self.cuda:
             return []
         return [
-            (
-                {"N": N, "K": 100, "M": 10_000, "block": block, "fused": fused},
-                partial(self._block, N, block, fused),
-            )
+            ({"N": N, "K": 100, "M": 10_000, "block": block}, partial(self._block, N, block))
             for N in (200, 1000)
-            for fused in (True, False)
-            for block in (2**25, 2**26, 2**27, 2**28)
+            for block in (2**23, 2**25, 2**26, 2**27, 2**28)
         ]
 
-    def _block(self, classes: int, block: int, fused: bool) -> Row:
+    def _block(self, classes: int, block: int) -> Row:
         usual = expectation_module._GPU_BLOCK
         expectation_module._GPU_BLOCK = block
         try:
@@ -434,10 +430,6 @@ class Bench:
             )
         finally:
             expectation_module._GPU_BLOCK = usual
-        if fused and not expectation.fused:
-            return {"skipped": "no kernel: Triton isn't there or doesn't work"}
-        if not fused:
-            expectation.fused = None
         (seconds,) = self._times([expectation.unmoved])
         return {"rlu_s": statistics.median(seconds), "usual": block == usual}
 
@@ -511,7 +503,6 @@ TABLES: dict[str, list[Column]] = {
     "block": [
         *SIZES,
         ("block, MB", lambda row: f"{row['block'] / 2**20:.0f}"),
-        ("kernel", lambda row: "fused" if row["fused"] else "plain"),
         ("rlu, ms", lambda row: f"{1e3 * row['rlu_s']:.3g}" + (" (usual)" if row["usual"] else "")),
     ],
     "error": [
@@ -630,13 +621,11 @@ def agreement(runner: Runner, device: str) -> bool:
 def about(bench: Bench) -> Row:
     """Says what machine it is and what it can do at best."""
     rates = bench.rates()
-    fused = bench.cuda and expectation_module._fused_kernel(bench.device) is not None
     upload = f", {rates.upload / 1e9:.3g} GB/s to the device" if bench.cuda else ""
-    kernel = f"; the fused kernel {'works' if fused else 'DOES NOT WORK'}" if bench.cuda else ""
     print(
         f"{machine()}, {torch.get_num_threads()} threads, {bench.clock.kind} time; at best "
         f"{rates.products / 1e9:.3g} Gflop/s, {rates.exponentials / 1e9:.3g} G exponentials/s, "
-        f"{rates.bytes / 1e9:.3g} GB/s{upload}{kernel}\n",
+        f"{rates.bytes / 1e9:.3g} GB/s{upload}\n",
         flush=True,
     )
     return {
@@ -647,7 +636,6 @@ def about(bench: Bench) -> Row:
         "exponentials_per_s": rates.exponentials,
         "bytes_per_s": rates.bytes,
         "upload_bytes_per_s": rates.upload,
-        "fused": fused,
     }
 
 

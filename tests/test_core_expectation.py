@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from dataclasses import replace
 
 import numpy as np
@@ -212,39 +209,3 @@ def test_cuda_agrees_with_cpu(spread: float) -> None:
     )
     np.testing.assert_allclose(on_cuda.at(shifts, active), on_cpu.at(shifts, active), rtol=0, atol=1e-5)
     np.testing.assert_allclose(on_cuda.unmoved()[0], on_cpu.unmoved()[0], rtol=0, atol=1e-5)
-
-
-@pytest.mark.cuda
-@pytest.mark.parametrize("keep", [0, 2**30])
-def test_fused_kernel_agrees_with_plain_torch_on_cuda(keep: int) -> None:
-    pytest.importorskip("triton")
-    moments = case(20, 10, seed=6)
-    shifts = np.random.default_rng(0).normal(size=(3, 20, 20))
-    active = np.random.default_rng(1).random((3, 20)) < 0.6
-    fused, plain = (
-        SoftmaxExpectation(moments, samples=5000, seed=0, device="cuda", keep=keep) for _ in range(2)
-    )
-    assert fused.fused is not None
-    plain.fused = None
-    for _ in range(2):
-        np.testing.assert_allclose(fused.at(shifts, active), plain.at(shifts, active), rtol=0, atol=1e-6)
-    np.testing.assert_allclose(fused.unmoved(), plain.unmoved(), rtol=0, atol=1e-6)
-
-
-INTERPRETED = """
-import torch
-from rlu_cli.core.fused import summed_odds
-
-for g, frames, draws, N, k in ((1, 10, 50, 10, 1), (3, 10, 33, 37, 2), (1, 2, 40, 1000, 3)):
-    x, w = torch.randn(g * frames, draws, N), torch.rand(g, k, N)
-    E, W = x.double().exp(), w.double().repeat_interleave(frames, dim=0)
-    expected = sum(torch.bmm(torch.bmm(W, e.mT).reciprocal(), e) for e in (E, 1 / E))
-    torch.testing.assert_close(summed_odds(x, w, frames).double(), expected, rtol=1e-6, atol=0)
-"""
-
-
-def test_fused_kernel_by_triton_s_interpreter() -> None:
-    """Where there is Triton, as there is with torch for CUDA: its own interpreter needs no GPU."""
-    pytest.importorskip("triton")
-    environment = {**os.environ, "TRITON_INTERPRET": "1"}
-    subprocess.run([sys.executable, "-c", INTERPRETED], env=environment, check=True)

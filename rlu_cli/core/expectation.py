@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -21,14 +20,8 @@ _CPU_BLOCK = 2**21
 """Bytes of logits held at once: what a core's own cache holds, so that only one of the operations on them
 goes to memory."""
 
-_GPU_BLOCK = 2**27
-"""The same on a GPU: enough that starting the operations takes less time than they do."""
-
-_FUSED_CLASSES = 8192
-"""Classes whose logits fit in a processor's registers."""
-
-_FUSED_SHIFTS = 4
-"""Shifts of a class up to which the fused kernel, which makes the exponentials anew for each, is used."""
+_GPU_BLOCK = 2**25
+"""The same for the cache that a GPU's cores share; more would only move the logits out to its memory."""
 
 _TAME = 5.0
 """Standard deviation of a logit up to which exp(x) and exp(−x) both keep float32's digits: 7 σ is e^±35."""
@@ -41,10 +34,7 @@ _FAR = 60.0
 
 _Block = tuple[slice, tuple[Tensor, ...]]
 """Which of the g × frames, and E of all draws in them or of a part, shape (frames, draws, N), of one sign or
-of both; x itself instead of exp(x) where there is a fused kernel."""
-
-
-_Fused = Callable[[Tensor, Tensor, int], Tensor]
+of both."""
 
 
 @dataclass
@@ -143,7 +133,6 @@ class SoftmaxExpectation:
         self.block = max(1, (_CPU_BLOCK if self.device.type == "cpu" else _GPU_BLOCK) // (4 * len(self.mean)))
         """Draws in a block."""
         self.draws = paired_normals(pairs, moments.factor.shape[1], seed, device)
-        self.fused = _fused_kernel(device) if len(self.mean) <= _FUSED_CLASSES else None
         self._local = threading.local()
         together = max(1, self.block // (self.frames * self.rows))
         self.bundles = _bundles(moments.factor, together, self.device)
@@ -199,12 +188,8 @@ class SoftmaxExpectation:
 
         def work(one: _Pass) -> None:
             g, N = len(one.bundle.families), len(self.mean)
-            of_pass = weights[one.start : one.stop].view(g, -1, N)
-            if self.fused and one.around == _AROUND_ZERO and of_pass.shape[1] <= _FUSED_SHIFTS:
-                by_frame = self._means(self._fused_sums(self.fused, one, of_pass), of_pass)
-            else:
-                odds = self._odds(one, None if one.around == _AROUND_ZERO else centre[one.start])
-                by_frame = self._means(self._sums(odds, of_pass), of_pass)
+            odds = self._odds(one, None if one.around == _AROUND_ZERO else centre[one.start])
+            by_frame = self._weigh(odds, weights[one.start : one.stop].view(g, -1, N))
             if with_error:
                 error[one.start : one.stop] = by_frame.std(dim=0).div_(self.frames**0.5)
             found[one.start : one.stop] = by_frame.mean(dim=0)
@@ -240,53 +225,35 @@ class SoftmaxExpectation:
             plan.add(pairs[n], _AROUND_SHIFTED)
         return plan
 
-    def _means(self, sums: Tensor, weights: Tensor) -> Tensor:
-        """w ∘ sums as means over each frame and both signs, shape (frames, g·k, N), for g·k weights."""
+    def _weigh(self, odds: Iterable[tuple[slice, Tensor]], weights: Tensor) -> Tensor:
+        """Means of w ∘ E / (E w) over each frame and both signs, shape (frames, g·k, N), for g·k weights."""
         g, k, N = weights.shape
-        means = sums.view(g, self.frames, k, N).transpose(0, 1).to(self.wide)
-        return means.mul_(weights / (2 * self.rows)).flatten(1, 2)
-
-    def _sums(self, odds: Iterable[tuple[slice, Tensor]], weights: Tensor) -> Tensor:
-        """Σ E / (E w) over the draws of each frame, shape (g·frames, k, N)."""
         by_frame = weights.repeat_interleave(self.frames, dim=0)
         sums = torch.zeros_like(by_frame)
         for frames, E in odds:
             # Weights first, draws last: several times faster than E w for a few weights.
             share = torch.bmm(by_frame[frames], E.transpose(1, 2)).reciprocal_()
             sums[frames].baddbmm_(share, E)
-        return sums
-
-    def _fused_sums(self, fused: _Fused, one: _Pass, weights: Tensor) -> Tensor:
-        """The same, in one kernel a block."""
-        g, k, N = weights.shape
-        sums = weights.new_zeros((g * self.frames, k, N))
-        for frames, (x,) in self._made_or_kept(one, None):
-            sums[frames] += fused(x, weights, len(x) // g)
-        return sums
+        means = sums.view(g, self.frames, k, N).transpose(0, 1).to(self.wide)
+        return means.mul_(weights / (2 * self.rows)).flatten(1, 2)
 
     def _odds(self, one: _Pass, centre: Tensor | None) -> Iterator[tuple[slice, Tensor]]:
         """E of all draws of one sign and of the other, block by block, as in `_Block`.
 
         Each is valid until the next: unless they are kept, all of them go through one buffer.
         """
-        for frames, signs in self._made_or_kept(one, centre):
-            if centre is not None:
-                yield from ((frames, E) for E in signs)
-                continue
-            E = signs[0]
-            out = self._buffer(len(one.bundle.families)).view(-1)[: E.numel()].view(E.shape)
-            if self.fused:
-                E = torch.exp(E, out=out)
-            yield frames, E
-            yield frames, torch.reciprocal(E, out=out)
-
-    def _made_or_kept(self, one: _Pass, centre: Tensor | None) -> Iterable[_Block]:
         bundle = one.bundle
-        if not bundle.keeps or one.around == _AROUND_SHIFTED:
-            return self._blocks(bundle, centre, self._buffer(len(bundle.families)))
-        if not bundle.kept:
+        keeps = bundle.keeps and one.around != _AROUND_SHIFTED
+        buffer = self._buffer(len(bundle.families))
+        if keeps and not bundle.kept:
             bundle.kept = list(self._blocks(bundle, centre))
-        return bundle.kept
+        for frames, signs in bundle.kept if keeps else self._blocks(bundle, centre, buffer):
+            yield frames, signs[0]
+            if centre is None:
+                E = signs[0]
+                yield frames, torch.reciprocal(E, out=buffer.view(-1)[: E.numel()].view(E.shape))
+            else:
+                yield frames, signs[1]
 
     def _blocks(
         self, bundle: _Bundle, centre: Tensor | None, buffer: Tensor | None = None
@@ -301,7 +268,7 @@ class SoftmaxExpectation:
                 x = x.view(-1, rows.stop - rows.start, N)
                 which = frames if g == 1 else slice(g * self.frames)
                 if centre is None:
-                    yield which, (x if self.fused else x.exp_(),)
+                    yield which, (x.exp_(),)
                 else:
                     both = (centre.to(x.dtype) + x, centre.to(x.dtype) - x)
                     yield which, tuple(q.sub_(q.amax(dim=2, keepdim=True)).exp_() for q in both)
@@ -316,20 +283,6 @@ class SoftmaxExpectation:
 
     def _empty(self, g: int, rows: int) -> Tensor:
         return torch.empty((g, rows, len(self.mean)), dtype=self.draws.dtype, device=self.device)
-
-
-@lru_cache(maxsize=4)
-def _fused_kernel(device: str) -> _Fused | None:
-    """The kernel of rlu_cli/core/fused.py where it runs: on CUDA, with the Triton that comes with torch."""
-    if not device.startswith("cuda"):
-        return None
-    try:
-        from rlu_cli.core.fused import summed_odds
-
-        summed_odds(torch.zeros((1, 1, 1), device=device), torch.ones((1, 1, 1), device=device), 1)
-    except Exception:  # noqa: BLE001 - no Triton, no compiler for it, a GPU too old: all do without
-        return None
-    return summed_odds
 
 
 class _Family(NamedTuple):
