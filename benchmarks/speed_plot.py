@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 TITLES = {
-    "N": "confidence, N classes\n(K = 20, M = 1,000)",
-    "M": "confidence, M samples\n(N = 50, K = 50)",
-    "m": "search, m steps\n(N = 20, M = 1,000, T = 10)",
-    "clients": "search, clients side by side\n(N = 20, m = 10, M = 1,000, T = 10)",
+    "N": "confidence, N classes\nK = 20, M = 1,000",
+    "M": "confidence, M samples\nN = 50, K = 50",
+    "m": "search, m steps\nN = 20, M = 1,000, T = 10",
+    "clients": "search, clients side by side\nN = 20, m = 10, M = 1,000, T = 10",
 }
 
 
@@ -29,10 +29,12 @@ def plot(rows: Iterable[dict[str, Any]], path: Path) -> None:
 
     matplotlib.use("Agg")
     matplotlib.rcParams["svg.hashsalt"] = "rlu"
+    matplotlib.rcParams["svg.fonttype"] = "none"
     from matplotlib import pyplot
+    from matplotlib.ticker import NullFormatter, StrMethodFormatter
 
     growth = {row["against"]: row for row in rows if row["section"] == "growth" and "sizes" in row}
-    figure, panels = pyplot.subplots(1, len(TITLES), figsize=(12, 3), layout="constrained")
+    figure, panels = pyplot.subplots(1, len(TITLES), figsize=(13, 3), layout="constrained")
     for panel, (name, title) in zip(panels, TITLES.items(), strict=True):
         if name not in growth:
             continue
@@ -40,9 +42,15 @@ def plot(rows: Iterable[dict[str, Any]], path: Path) -> None:
         sizes, seconds = np.array(row["sizes"], dtype=float), np.array(row["seconds"])
         panel.loglog(sizes, seconds, "o", markersize=4)
         half = len(sizes) // 2
-        fit = seconds[-1] * (sizes / sizes[-1]) ** row["exponent"]
-        panel.loglog(sizes[half:], fit[half:], linewidth=1, label=f"∝ {name}^{row['exponent']:.2f}")
+        shape = sizes[half:] ** row["exponent"]
+        level = np.exp(np.mean(np.log(seconds[half:] / shape)))
+        panel.loglog(sizes[half:], level * shape, linewidth=1, label=f"∝ {name}^{row['exponent']:.2f}")
         panel.set(title=title, xlabel=name)
+        panel.set_xticks(sizes[:: 2 if len(sizes) > 6 else 1])
+        panel.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+        for axis in (panel.xaxis, panel.yaxis):
+            axis.set_minor_formatter(NullFormatter())
+        panel.tick_params(labelsize=8)
         panel.title.set_fontsize(9)
         panel.legend(fontsize=8)
     panels[0].set_ylabel("seconds")
