@@ -237,11 +237,13 @@ class Auditor:
 
     def _residuals(self, end: Measurement | None, local: Checkpoint, training: LocalTraining) -> ResidualPath:
         """Single samples' residuals on a client's way; ``local`` is the whole model where ``end`` is."""
-        start = self._measured_start(training.batch_size).residuals
+        measured = self._measured_start(training.batch_size)
+        start, samples = measured.residuals, measured.activations
         if end is None:
-            return ResidualPath(start)
+            return ResidualPath(start, samples=samples)
         effective = self.source.effective_batch(training.batch_size)
-        return ResidualPath(start, end.residuals, self.source.replay(local, training, effective))
+        replay = self.source.replay(local, training, effective)
+        return ResidualPath(start, end.residuals, replay, samples)
 
     def _measurement(self, local: Checkpoint | None, batch_size: int | None) -> Measurement:
         """A model's measurement, with its place in the cache if there is one."""

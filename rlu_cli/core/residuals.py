@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlu_cli.core.moments import logit_moments, softmax
-from rlu_cli.core.types import FloatArray, IntArray, LogitMoments
+from rlu_cli.core.types import Activations, FloatArray, IntArray, LogitMoments
 
 
 class ResidualMoments(LogitMoments):
@@ -28,11 +28,13 @@ class ResidualPath:
     replay : from proportions z, shape (N,), to moments of the residuals averaged over a replayed training
         on such a mix, weighted by ρ; None where the client can't be replayed. It gives None where the
         replayed training diverges.
+    samples : the global model's logits of the single samples, for the methods that simulate clients
     """
 
     start: ResidualMoments
     end: ResidualMoments | None = None
     replay: Callable[[FloatArray, int], ResidualMoments | None] | None = None
+    samples: Activations | None = None
 
 
 def residuals(logits: NDArray[np.floating], labels: IntArray) -> FloatArray:

@@ -13,6 +13,7 @@ from rlu_cli.core.methods.llbg import LLBG
 from rlu_cli.core.methods.llg import LLG
 from rlu_cli.core.methods.llg_plus import LLG_PLUS
 from rlu_cli.core.methods.random import RANDOM
+from rlu_cli.core.methods.regression import REGRESSION
 from rlu_cli.core.methods.rlg import RLG
 from rlu_cli.core.methods.rlu import RLU
 from rlu_cli.core.methods.zlg import ZLG
@@ -24,6 +25,7 @@ METHODS: dict[str, Method] = {
     for method in (
         RLU,
         GLS,
+        REGRESSION,
         IDLG,
         GRADINVERSION,
         RLG,

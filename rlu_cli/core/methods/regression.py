@@ -1,0 +1,214 @@
+"""Simulation-based regression: label proportions as a function of the update, learnt from made-up clients."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import torch
+
+from rlu_cli.core.methods.base import Capabilities, Method, Problem, never
+from rlu_cli.core.methods.gls import ResidualModel, fit
+from rlu_cli.core.methods.gls import solve as solve_by_gls
+from rlu_cli.core.regressor import Prediction, Regressor
+from rlu_cli.core.residuals import ResidualMoments
+from rlu_cli.core.synthetic_clients import ClientSimulator, SyntheticClients, update_features
+from rlu_cli.core.types import Activations, Estimate, FloatArray, LocalTraining, ModelStatistics, Note
+from rlu_cli.errors import MismatchError
+
+_CLIENTS, _ROWS, _NUMBERS = 160_000, 16_000_000, 40_000_000
+"""Made-up clients, their samples and their features, at most."""
+
+_HELD_OUT = 3000
+_COMPARED = 150
+_LEVEL = 0.95
+
+_MOST_CLASSES, _MOST_SAMPLES, _FEWEST_AUXILIARY = 20, 2000, 10
+
+_STRANGE = 2.0
+"""How much stranger than all held-out clients an update may be."""
+
+
+@dataclass(frozen=True)
+class Regression:
+    """A regressor with what it does on clients that it was not fitted to.
+
+    errors : mean ½‖p − z‖₁ of the regressor and of `gls`, over the same clients
+    better : whether the regressor's is smaller, by twice the standard error of the difference
+    widening : what is added to both sides of its bounds, so that 95 % hold after rounding
+    strangest : the largest strangeness among the clients
+    """
+
+    regressor: Regressor
+    errors: tuple[float, float]
+    better: bool
+    widening: float
+    strangest: float
+
+
+_fitted: WeakKeyDictionary[ModelStatistics, dict[tuple[object, ...], Regression]] = WeakKeyDictionary()
+"""Of each global model, by all else that a regression depends on."""
+
+
+def solve(problem: Problem) -> Estimate:
+    """Label proportions by regression on simulated clients.
+
+        z ≈ E[z | f],     f = (−∇b, −∇W Wᵀ)
+
+    Under the global model one sample adds r = onehot − s to the bias and r ⊗ e to the weight. For a model that
+    is right most of the time r is near 0 for most samples and large for a few, so u is far from normal given
+    the counts, and least squares, which look at means and covariances, lose what its exact size says. Here
+    160,000 clients are made up from the auxiliary samples (`ClientSimulator`), and a network learns z, its 2.5 %
+    and 97.5 % quantiles and the presence of each class from f (`Regressor`). Clients held out widen the
+    bounds until 95 % of the rounded ones hold, and decide by their errors between the network and `gls`, which
+    is exact where residuals don't vary within a class. An update far outside of all that were simulated
+    gets `gls`'s answer too.
+
+    Assumptions: one step (of several, f is taken for that of one step with all their samples); auxiliary
+    samples like the client's. Uses ΔW, Δb and single auxiliary samples' logits.
+    Source: regression for simulators (Beaumont et al. 2002; Papamakarios & Murray 2016), on exact gradients.
+    """
+    observation = problem.observation
+    path = observation.residuals
+    assert path is not None
+    if path.samples is None:
+        raise MismatchError(
+            "expected single auxiliary samples' logits, which regression simulates clients from, found none: "
+            "fill ResidualPath.samples, or choose another method"
+        )
+    why = _out_of_scope(path.samples, problem.num_classes, problem.total)
+    if why is not None:
+        return _by_gls(problem, Note("regression-not-fitted", f"{why}: the counts are those of gls"))
+    regression = _regression(problem, path.samples, path.start)
+    features = torch.from_numpy(update_features(problem.gradient, observation.head).astype(np.float32))[None]
+    strangeness = float(regression.regressor.strangeness(features)[0])
+    found = {
+        "regression_error": regression.errors[0],
+        "regression_error_gls": regression.errors[1],
+        "regression_strangeness": strangeness / regression.strangest,
+    }
+    if not regression.better:
+        return _by_gls(problem, **found)
+    if not strangeness <= _STRANGE * regression.strangest:
+        note = Note(
+            "regression-strange-update",
+            "the update is unlike that of any simulated client (noise, other data or training values?): the "
+            "counts are those of gls",
+        )
+        return _by_gls(problem, note, **found)
+    prediction = regression.regressor(features)
+    low, high = rounded_bounds(prediction, problem.total, regression.widening)
+    z = prediction.proportions[0]
+    return Estimate(z, found, low=low[0], high=high[0], presence=prediction.presence[0])
+
+
+def rounded_bounds(prediction: Prediction, total: int, widening: float) -> tuple[FloatArray, FloatArray]:
+    """Bounds of the counts, whole numbers in [0, total] around the estimate, each of shape (S, N)."""
+    counts = total * prediction.proportions
+    low = np.rint(total * (prediction.low - widening))
+    high = np.rint(total * (prediction.high + widening))
+    return np.clip(low, 0, np.floor(counts)), np.clip(high, np.ceil(counts), total)
+
+
+def widening_for(prediction: Prediction, clients: SyntheticClients) -> float:
+    """The least δ ≥ 0 by which bounds must grow for 95 % of these counts to lie within the rounded ones."""
+    total = clients.counts.sum(axis=1, keepdims=True)
+    below = prediction.low - (clients.counts + 0.5) / total
+    above = (clients.counts - 0.5) / total - prediction.high
+    return max(0.0, float(np.quantile(np.maximum(below, above), _LEVEL)))
+
+
+def _out_of_scope(samples: Activations, classes: int, total: int) -> str | None:
+    fewest = int(np.bincount(samples.labels, minlength=classes).min())
+    if classes > _MOST_CLASSES:
+        return f"there are {classes} classes, and regression is made for {_MOST_CLASSES} at most"
+    if total > _MOST_SAMPLES:
+        return f"the client saw {total} samples, and regression is made for {_MOST_SAMPLES} at most"
+    if fewest < _FEWEST_AUXILIARY:
+        return f"a class has {fewest} auxiliary samples, and regression needs {_FEWEST_AUXILIARY}"
+    return None
+
+
+def _by_gls(problem: Problem, *notes: Note, **found: float) -> Estimate:
+    estimate = solve_by_gls(problem)
+    return replace(
+        estimate, diagnostics={**estimate.diagnostics, **found}, warnings=(*estimate.warnings, *notes)
+    )
+
+
+def _regression(problem: Problem, samples: Activations, moments: ResidualMoments) -> Regression:
+    """The global model's, fitted once for all clients with as many samples."""
+    observation = problem.observation
+    assert observation.head.bias is not None
+    key = (problem.total, observation.seed, observation.device)
+    known = _fitted.setdefault(observation.start, {})
+    if key not in known:
+        known[key] = fit_regression(
+            samples,
+            moments,
+            observation.head.bias,
+            problem.total,
+            seed=observation.seed,
+            device=observation.device,
+        )
+    return known[key]
+
+
+def fit_regression(
+    samples: Activations,
+    moments: ResidualMoments,
+    bias: FloatArray,
+    total: int,
+    *,
+    seed: int,
+    device: str = "cpu",
+) -> Regression:
+    """A regressor for clients with so many samples, with its errors and those of `gls`.
+
+    Parameters
+    ----------
+    samples : of the auxiliary data under the global model
+    moments : of their residuals
+    bias : the global head's b
+    """
+    N = len(bias)
+    simulator = ClientSimulator(samples, bias, total, seed=seed)
+    clients = min(_CLIENTS, _ROWS // total, _NUMBERS // (N + N * N))
+    regressor = Regressor(simulator.draw(clients), seed=seed, device=device)
+    others = simulator.draw(_HELD_OUT)
+    prediction = regressor(others.features)
+    proportions = others.counts[:_COMPARED] / total
+    model = ResidualModel([(1.0, moments)], LocalTraining(1, total, 1.0))
+    updates = others.features[:_COMPARED, : N - 1].double().numpy()
+    by_gls = np.stack([fit(model, u).solution.z for u in updates])
+    mine, its = (
+        np.abs(z - proportions).sum(axis=1) / 2 for z in (prediction.proportions[:_COMPARED], by_gls)
+    )
+    gain = its - mine
+    return Regression(
+        regressor,
+        (float(mine.mean()), float(its.mean())),
+        better=bool(gain.mean() > 2 * gain.std(ddof=1) / np.sqrt(len(gain))),
+        widening=widening_for(prediction, others),
+        strangest=float(regressor.strangeness(others.features).max()),
+    )
+
+
+REGRESSION = Method(
+    name="regression",
+    summary="a regression on simulated clients of one step, shared by all clients, with error bars",
+    reference="regression for simulators (Beaumont et al. 2002), on the head's exact gradient",
+    solve=solve,
+    needs_end=never,
+    capabilities=Capabilities(
+        batch=True,
+        repeating_labels=True,
+        any_activation=True,
+        several_steps=False,
+        trained_model=True,
+    ),
+    needs_bias=True,
+    uses_auxiliary=True,
+    needs_residuals=True,
+)

@@ -1,0 +1,155 @@
+"""A small network from updates to label counts, fitted to clients that were made up."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from rlu_cli.core.synthetic_clients import SyntheticClients
+from rlu_cli.core.types import FloatArray
+
+_SCALES = (0.1, 0.01)
+"""Features are seen at these shares of their standard deviation too: a class that the model knows well
+leaves a small mark, but an exact one."""
+
+_WIDTH = 256
+_DEPTH = 3
+_BATCH = 1024
+_EPOCHS, _STEPS = 2, 300
+"""Passes over the clients, and steps: at least so many of each."""
+
+_MATRIX_RATE, _RATE = 0.04, 4e-3
+_MOMENTUM = 0.95
+_WARM_UP, _COOL_DOWN = 0.1, 0.6
+_EDGE = 0.025
+_TAILS, _THERE = 4.0, 0.05
+"""Weights of the loss of the bounds and of presence beside that of the proportions."""
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What the network says of clients, each of shape (S, N).
+
+    proportions : z, on the simplex
+    low, high : the 2.5 % and 97.5 % quantiles of each class's proportion
+    presence : probability that there is any sample of the class
+    """
+
+    proportions: FloatArray
+    low: FloatArray
+    high: FloatArray
+    presence: FloatArray
+
+
+class Regressor:
+    """z, its bounds and the presence of each class, as functions of an update's features.
+
+    The input is every feature f, centred and divided by its standard deviation σ, and asinh(f/(aσ)) for two
+    small a. Three layers of 256 follow. The loss is
+
+        ‖p − z‖₁ + 4 Σ_n (pinball_{2.5 %}(low_n) + pinball_{97.5 %}(high_n)) + 0.05 · cross-entropy of presence
+
+    whose minimum is the median and the quantiles of z given the update, under the law that the clients were
+    drawn from. Matrices take orthogonalised momentum steps (Muon, Jordan et al. 2024), which need half as many
+    clients as Adam's, and the rest Adam's. Deterministic by ``seed``.
+    """
+
+    def __init__(self, clients: SyntheticClients, *, seed: int, device: str = "cpu") -> None:
+        features = clients.features
+        self._device = device
+        self._mean = features.mean(dim=0)
+        scale = features.std(dim=0)
+        self._scale = torch.clamp(scale, min=max(1e-4 * float(scale.mean()), 1e-12))
+        classes = clients.counts.shape[1]
+        self._model = _network(3 * features.shape[1], 4 * classes, seed).to(device)
+        proportions = clients.counts / clients.counts.sum(axis=1, keepdims=True)
+        self._fit(features, torch.from_numpy(proportions.astype(np.float32)), seed)
+
+    def __call__(self, features: Tensor) -> Prediction:
+        """For clients' features, shape (S, N + N²)."""
+        with torch.no_grad():
+            found = [part.cpu().double().numpy() for part in _parts(self._model(self._inputs(features)))]
+        point, low, high, presence = found
+        return Prediction(point, low, high, 1.0 / (1.0 + np.exp(-presence)))
+
+    def strangeness(self, features: Tensor) -> FloatArray:
+        """Mean square of the standardised features, shape (S,): 1 on average over the clients fitted to."""
+        scaled = (features - self._mean) / self._scale
+        return np.asarray(scaled.square().mean(dim=1).double().numpy())
+
+    def _inputs(self, features: Tensor) -> Tensor:
+        seen = [(features - self._mean) / self._scale]
+        for share in _SCALES:
+            seen.append(torch.asinh(features / (self._scale * share)) / float(np.arcsinh(1 / share)))
+        return torch.cat(seen, dim=1).to(self._device)
+
+    def _fit(self, features: Tensor, proportions: Tensor, seed: int) -> None:
+        matrices = [p for p in self._model.parameters() if p.ndim == 2]
+        others = [p for p in self._model.parameters() if p.ndim != 2]
+        speed = [torch.zeros_like(p) for p in matrices]
+        adam = torch.optim.Adam(others, lr=_RATE)
+        order = torch.Generator().manual_seed(seed)
+        batches = max(len(features) // _BATCH, 1)
+        steps = max(_EPOCHS * batches, _STEPS)
+        for step in range(steps):
+            if step % batches == 0:
+                rows = torch.randperm(len(features), generator=order)
+            taken = rows[step % batches :: batches]
+            loss = _loss(self._model(self._inputs(features[taken])), proportions[taken].to(self._device))
+            self._model.zero_grad()
+            loss.backward()  # type: ignore[no-untyped-call]
+            done = (step + 0.5) / steps
+            pace = min(1.0, done / _WARM_UP, (1 - done) / _COOL_DOWN)
+            adam.param_groups[0]["lr"] = pace * _RATE
+            adam.step()
+            _orthogonal_step(matrices, speed, pace * _MATRIX_RATE)
+
+
+def _network(inputs: int, outputs: int, seed: int) -> nn.Sequential:
+    layers: list[nn.Module] = []
+    width = inputs
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        for _ in range(_DEPTH):
+            layers += [nn.Linear(width, _WIDTH), nn.SiLU()]
+            width = _WIDTH
+        return nn.Sequential(*layers, nn.Linear(width, outputs))
+
+
+def _parts(raw: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Proportions, low and high around them, and the logit of presence."""
+    point, below, above, presence = raw.chunk(4, dim=1)
+    z = torch.softmax(point, dim=1)
+    centre = z.detach()  # so that the bounds don't draw the proportions
+    return z, centre * torch.sigmoid(below), centre + (1 - centre) * torch.sigmoid(above - 2.0), presence
+
+
+def _loss(raw: Tensor, true: Tensor) -> Tensor:
+    z, low, high, presence = _parts(raw)
+    tails = _pinball(true - low, _EDGE) + _pinball(true - high, 1 - _EDGE)
+    there = functional.binary_cross_entropy_with_logits(presence, (true > 0).float(), reduction="none")
+    return ((z - true).abs() + _TAILS * tails + _THERE * there).sum(dim=1).mean()
+
+
+def _pinball(excess: Tensor, level: float) -> Tensor:
+    return torch.maximum(level * excess, (level - 1) * excess)
+
+
+@torch.no_grad()
+def _orthogonal_step(matrices: list[nn.Parameter], speed: list[Tensor], rate: float) -> None:
+    """Each matrix moves by its momentum with all singular values near 1 (five Newton–Schulz rounds)."""
+    for matrix, momentum in zip(matrices, speed, strict=True):
+        assert matrix.grad is not None
+        momentum.mul_(_MOMENTUM).add_(matrix.grad)
+        way = matrix.grad + _MOMENTUM * momentum
+        tall = way.shape[0] > way.shape[1]
+        X = (way.T if tall else way) / (torch.linalg.norm(way) + 1e-12)
+        for _ in range(5):
+            A = X @ X.T
+            X = 3.4445 * X + (-4.7750 * A + 2.0315 * A @ A) @ X
+        stretch = max(1.0, matrix.shape[0] / matrix.shape[1]) ** 0.5
+        matrix.sub_(X.T if tall else X, alpha=rate * stretch)

@@ -1,0 +1,130 @@
+"""Clients made up from auxiliary samples: how many samples of each class, and the update that they make."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rlu_cli.core.types import Activations, FloatArray, Head, IntArray
+
+_SMOOTHING = 0.3
+"""h: how far a made-up sample lies from an auxiliary one, in standard deviations of its class."""
+
+_NOISES = 2048
+"""Different noises a class; more would be drawn no differently."""
+
+_TOGETHER = 400
+"""Clients that share one reweighting of the auxiliary samples."""
+
+_SPARSEST, _FULLEST = 0.1, 3.0
+"""Dirichlet concentrations of the class mixes, from a few classes a client to nearly all alike."""
+
+
+def update_features(gradient: Head, head: Head) -> FloatArray:
+    """What is looked at of an update, shape (N + N²,): its bias, and its weight along the head's own rows.
+
+        −∇b = (1/B) Σ_i r_i,     −∇W Wᵀ = (1/B) Σ_i r_i ⊗ W e_i,     r = onehot(y) − softmax(W e + b)
+
+    Both follow from the samples' labels and logits alone, so single auxiliary logits say what they would be.
+
+    Parameters
+    ----------
+    gradient : ∇W and ∇b, the gradient of the mean loss
+    head : W and b
+    """
+    assert gradient.bias is not None
+    return np.concatenate((-gradient.bias, (-gradient.weight @ head.weight.T).ravel()))
+
+
+@dataclass(frozen=True)
+class SyntheticClients:
+    """Clients of known counts.
+
+    counts : shape (S, N), each row sums to the total
+    features : float32, shape (S, N + N²), as `update_features` finds them
+    """
+
+    counts: IntArray
+    features: Tensor
+
+
+class ClientSimulator:
+    """Draws clients that take one step on samples like the auxiliary ones.
+
+    The class mix of a client is Dirichlet's, with a concentration drawn log-uniformly from 0.1 to 3. Its
+    samples are a smoothed bootstrap: an auxiliary sample of the class, with logits q + h F_nᵀ ξ, where
+    F_nᵀ F_n is the class's covariance and ξ standard normal. The auxiliary samples are themselves but a
+    draw, so every 400 clients choose among them with weights of their own, uniform on the simplex (the
+    Bayesian bootstrap, Rubin 1981): what is learnt over many such groups doesn't lean on single samples.
+
+    Parameters
+    ----------
+    samples : logits, shape (M, N), and labels of the auxiliary samples, some of every class
+    bias : b, shape (N,): features take the logits without it
+    total : samples of a client
+    """
+
+    def __init__(self, samples: Activations, bias: FloatArray, total: int, *, seed: int) -> None:
+        self.total = total
+        self.num_classes = N = samples.logits.shape[1]
+        self._rng = np.random.default_rng(seed)
+        self._bias = torch.from_numpy(bias.astype(np.float32))
+        order = np.argsort(samples.labels, kind="stable")
+        self._ends = np.cumsum(np.bincount(samples.labels, minlength=N))
+        plain = samples.logits[order].astype(np.float64) - bias
+        noise = np.empty((N, _NOISES, N), dtype=np.float32)
+        for n, rows in enumerate(np.split(plain, self._ends[:-1])):
+            spread = (rows - rows.mean(axis=0)) / np.sqrt(max(len(rows) - 1, 1))
+            noise[n] = _SMOOTHING * self._rng.standard_normal((_NOISES, len(rows))) @ spread
+        self._plain = torch.from_numpy(plain.astype(np.float32))
+        self._noise = torch.from_numpy(noise.reshape(N * _NOISES, N))
+
+    def draw(self, clients: int) -> SyntheticClients:
+        """So many new clients."""
+        N = self.num_classes
+        counts = np.empty((clients, N), dtype=np.int64)
+        features = torch.empty(clients, N + N * N)
+        for first in range(0, clients, _TOGETHER):
+            group = slice(first, min(first + _TOGETHER, clients))
+            counts[group] = self._rng.multinomial(self.total, self._mixes(group.stop - first))
+            features[group] = self._features(counts[group])
+        return SyntheticClients(counts, features)
+
+    def _mixes(self, clients: int) -> FloatArray:
+        alpha = np.exp(self._rng.uniform(np.log(_SPARSEST), np.log(_FULLEST), (clients, 1)))
+        parts = self._rng.standard_gamma(alpha, (clients, self.num_classes)) + np.finfo(float).tiny
+        return np.asarray(parts / parts.sum(axis=1, keepdims=True))
+
+    def _features(self, counts: IntArray) -> Tensor:
+        """Of the updates of a group of clients with these counts, by class and not by client."""
+        N, group = self.num_classes, len(counts)
+        labels = np.repeat(np.tile(np.arange(N), group), counts.ravel())
+        chosen = np.empty(len(labels), dtype=np.int64)
+        places = np.split(np.argsort(labels, kind="stable"), np.cumsum(counts.sum(axis=0))[:-1])
+        for end, size, place in zip(self._ends, np.diff(self._ends, prepend=0), places, strict=True):
+            weights = np.cumsum(self._rng.dirichlet(np.ones(size)))
+            picked = np.searchsorted(weights, self._rng.random(len(place)) * weights[-1], side="right")
+            chosen[place] = end - size + np.minimum(picked, size - 1)
+        noise = labels * _NOISES + self._rng.integers(0, _NOISES, len(labels))
+        plain = self._plain[torch.from_numpy(chosen)] + self._noise[torch.from_numpy(noise)]
+        return sample_features(plain, self._bias, torch.from_numpy(labels), group)
+
+
+def sample_features(plain: Tensor, bias: Tensor, labels: Tensor, clients: int) -> Tensor:
+    """Features of the updates of clients with as many samples each, in order, shape (clients, N + N²).
+
+    Parameters
+    ----------
+    plain : logits without bias, shape (clients · B, N)
+    bias : shape (N,)
+    labels : shape (clients · B,)
+    """
+    N = len(bias)
+    residual = -torch.softmax(plain + bias, dim=1)
+    residual[torch.arange(len(labels)), labels] += 1.0
+    residual, plain = residual.view(clients, -1, N), plain.view(clients, -1, N)
+    along = residual.transpose(1, 2) @ plain / residual.shape[1]
+    return torch.cat((residual.mean(dim=1), along.reshape(clients, N * N)), dim=1)
