@@ -1,4 +1,4 @@
-"""Methods rlu and gls on the regimes where they differ: scores, and how often gls's bounds hold.
+"""Methods rlu, gls and regression on the regimes where they differ: scores, and how often bounds hold.
 
     python benchmarks/regimes.py --seeds 3      (about an hour on 2 cores)
     python benchmarks/regimes.py --seeds 1 --only "80 %, m = 1"
@@ -48,7 +48,7 @@ REGIMES: dict[str, tuple[float, dict[str, Any]]] = {
     "untrained, 5 epochs × 1,000": (0.0, EPOCHS),
     "80 %, 5 epochs × 1,000": (0.8, EPOCHS),
 }
-METHODS = ("rlu", "gls")
+METHODS = ("rlu", "gls", "regression")
 
 Row = dict[str, Any]
 
@@ -74,7 +74,7 @@ def main() -> None:
 
 
 def measure(images: ImageSet, regime: str, seed: int) -> Iterator[Row]:
-    """Scores of every client of one round, by both methods on the same files."""
+    """Scores of every client of one round, by all methods on the same files."""
     reached, options = REGIMES[regime]
     start = lenet_at_accuracy(images, reached, seed=seed)
     if "epochs" in options:
@@ -123,20 +123,24 @@ def table(rows: list[Row]) -> str:
     lines = []
     for regime in dict.fromkeys(row["regime"] for row in rows):
         by = {m: [r for r in rows if r["regime"] == regime and r["method"] == m] for m in METHODS}
-        gls = by["gls"]
+        bounded = [by[m] for m in METHODS if "covered" in by[m][0]]
         lines.append(
             (
                 regime,
-                str(len(gls)),
+                str(len(by["gls"])),
                 *(mean_sd(r["iAcc"] for r in by[m]) for m in METHODS),
                 *(mean_sd(r["cAcc"] for r in by[m]) for m in METHODS),
-                f"{np.mean([r['presence_cAcc'] for r in gls]):.3f}",
-                f"{np.mean([r['covered'] for r in gls]):.1%}",
-                f"{np.mean([r['width'] for r in gls]):.1%}",
+                *(f"{np.mean([r['presence_cAcc'] for r in found]):.3f}" for found in bounded),
+                *(
+                    f"{np.mean([r['covered'] for r in found]):.1%}, {np.mean([r['width'] for r in found]):.1%}"
+                    for found in bounded
+                ),
             )
         )
+    with_bounds = [m for m in METHODS if any("covered" in row for row in rows if row["method"] == m)]
     columns = ("model, training", "clients", *(f"{m} iAcc" for m in METHODS), *(f"{m} cAcc" for m in METHODS))
-    return markdown((*columns, "cAcc by presence", "bounds hold", "their width"), lines)
+    presence = (f"{m} cAcc by presence" for m in with_bounds)
+    return markdown((*columns, *presence, *(f"{m} bounds hold, width" for m in with_bounds)), lines)
 
 
 if __name__ == "__main__":

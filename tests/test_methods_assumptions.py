@@ -179,7 +179,9 @@ def test_heads_without_bias(name: str) -> None:
 
 
 def test_methods_that_need_a_bias() -> None:
-    assert {name for name, m in METHODS.items() if m.needs_bias} == {"gls", "zlg", "ilrg", "ebi", "llbg"}
+    assert {name for name, m in METHODS.items() if m.needs_bias} == {
+        *("gls", "regression", "zlg", "ilrg", "ebi", "llbg")
+    }
 
 
 @pytest.mark.parametrize("values", [[0.0, -1.0, 0.0], [np.nan, 1.0, 1.0], [np.inf, 1.0, 1.0]])

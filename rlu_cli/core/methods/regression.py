@@ -8,23 +8,28 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import torch
 
-from rlu_cli.core.methods.base import Capabilities, Method, Problem, never
-from rlu_cli.core.methods.gls import ResidualModel, fit
+from rlu_cli.core.methods.base import Capabilities, Method, Problem
+from rlu_cli.core.methods.gls import GLS, ResidualModel, fit
 from rlu_cli.core.methods.gls import solve as solve_by_gls
 from rlu_cli.core.regressor import Prediction, Regressor
 from rlu_cli.core.residuals import ResidualMoments
 from rlu_cli.core.synthetic_clients import ClientSimulator, SyntheticClients, update_features
 from rlu_cli.core.types import Activations, Estimate, FloatArray, LocalTraining, ModelStatistics, Note
-from rlu_cli.errors import MismatchError
 
-_CLIENTS, _ROWS, _NUMBERS = 160_000, 16_000_000, 40_000_000
-"""Made-up clients, their samples and their features, at most."""
+_CLIENTS = 16
+"""Made-up clients for each of the Monte Carlo samples that are asked for."""
+
+_ROWS, _NUMBERS = 16_000_000, 40_000_000
+"""All these clients' samples and features, at most."""
 
 _HELD_OUT = 3000
 _COMPARED = 150
+"""Clients that calibrate, and those of them that `gls` solves as well."""
+
 _LEVEL = 0.95
 
 _MOST_CLASSES, _MOST_SAMPLES, _FEWEST_AUXILIARY = 20, 2000, 10
+"""Where it was measured; beyond, features are many, updates near normal, or samples too few to learn from."""
 
 _STRANGE = 2.0
 """How much stranger than all held-out clients an update may be."""
@@ -54,31 +59,26 @@ _fitted: WeakKeyDictionary[ModelStatistics, dict[tuple[object, ...], Regression]
 def solve(problem: Problem) -> Estimate:
     """Label proportions by regression on simulated clients.
 
-        z ≈ E[z | f],     f = (−∇b, −∇W Wᵀ)
+        z ≈ median of z given f,     f = (−∇b, −∇W Wᵀ)
 
-    Under the global model one sample adds r = onehot − s to the bias and r ⊗ e to the weight. For a model that
-    is right most of the time r is near 0 for most samples and large for a few, so u is far from normal given
-    the counts, and least squares, which look at means and covariances, lose what its exact size says. Here
-    160,000 clients are made up from the auxiliary samples (`ClientSimulator`), and a network learns z, its 2.5 %
-    and 97.5 % quantiles and the presence of each class from f (`Regressor`). Clients held out widen the
-    bounds until 95 % of the rounded ones hold, and decide by their errors between the network and `gls`, which
-    is exact where residuals don't vary within a class. An update far outside of all that were simulated
-    gets `gls`'s answer too.
+    Under the global model one sample adds r = onehot − s to the bias and r ⊗ e to the weight. Where the model
+    is mostly right, r is near 0 for most samples and large for a few, so u is far from normal given the
+    counts, and least squares, which look at means and covariances, lose what its exact size says. Here
+    16 clients for each of ``--samples`` are made up from the auxiliary samples (`ClientSimulator`), and a
+    network learns z, its 2.5 % and 97.5 % quantiles and the presence of each class from f (`Regressor`).
+    Clients held out widen the bounds until 95 % of the rounded ones hold, and decide by their errors between
+    the network and `gls`, which is exact where residuals don't vary within a class. An update far outside
+    of all that were simulated gets the answer of `gls` too.
 
-    Assumptions: one step (of several, f is taken for that of one step with all their samples); auxiliary
-    samples like the client's. Uses ΔW, Δb and single auxiliary samples' logits.
+    Assumptions: one step, or else the answer is that of `gls`; auxiliary samples like the client's.
+    Uses ΔW, Δb and single auxiliary samples' logits.
     Source: regression for simulators (Beaumont et al. 2002; Papamakarios & Murray 2016), on exact gradients.
     """
     observation = problem.observation
     path = observation.residuals
     assert path is not None
-    if path.samples is None:
-        raise MismatchError(
-            "expected single auxiliary samples' logits, which regression simulates clients from, found none: "
-            "fill ResidualPath.samples, or choose another method"
-        )
-    why = _out_of_scope(path.samples, problem.num_classes, problem.total)
-    if why is not None:
+    why = _out_of_scope(path.samples, problem)
+    if path.samples is None or why is not None:
         return _by_gls(problem, Note("regression-not-fitted", f"{why}: the counts are those of gls"))
     regression = _regression(problem, path.samples, path.start)
     features = torch.from_numpy(update_features(problem.gradient, observation.head).astype(np.float32))[None]
@@ -119,7 +119,12 @@ def widening_for(prediction: Prediction, clients: SyntheticClients) -> float:
     return max(0.0, float(np.quantile(np.maximum(below, above), _LEVEL)))
 
 
-def _out_of_scope(samples: Activations, classes: int, total: int) -> str | None:
+def _out_of_scope(samples: Activations | None, problem: Problem) -> str | None:
+    classes, total, steps = problem.num_classes, problem.total, problem.observation.training.steps
+    if steps > 1:
+        return f"the client took {steps} steps, and regression simulates one"
+    if samples is None:
+        return "single auxiliary samples' logits are unknown, and regression simulates clients from them"
     fewest = int(np.bincount(samples.labels, minlength=classes).min())
     if classes > _MOST_CLASSES:
         return f"there are {classes} classes, and regression is made for {_MOST_CLASSES} at most"
@@ -141,7 +146,7 @@ def _regression(problem: Problem, samples: Activations, moments: ResidualMoments
     """The global model's, fitted once for all clients with as many samples."""
     observation = problem.observation
     assert observation.head.bias is not None
-    key = (problem.total, observation.seed, observation.device)
+    key = (problem.total, observation.samples, observation.seed, observation.device)
     known = _fitted.setdefault(observation.start, {})
     if key not in known:
         known[key] = fit_regression(
@@ -149,6 +154,7 @@ def _regression(problem: Problem, samples: Activations, moments: ResidualMoments
             moments,
             observation.head.bias,
             problem.total,
+            clients=_CLIENTS * observation.samples,
             seed=observation.seed,
             device=observation.device,
         )
@@ -161,6 +167,7 @@ def fit_regression(
     bias: FloatArray,
     total: int,
     *,
+    clients: int,
     seed: int,
     device: str = "cpu",
 ) -> Regression:
@@ -171,10 +178,12 @@ def fit_regression(
     samples : of the auxiliary data under the global model
     moments : of their residuals
     bias : the global head's b
+    total : samples of a client
+    clients : to fit to, at most
     """
     N = len(bias)
     simulator = ClientSimulator(samples, bias, total, seed=seed)
-    clients = min(_CLIENTS, _ROWS // total, _NUMBERS // (N + N * N))
+    clients = min(clients, _ROWS // total, _NUMBERS // (N + N * N))
     regressor = Regressor(simulator.draw(clients), seed=seed, device=device)
     others = simulator.draw(_HELD_OUT)
     prediction = regressor(others.features)
@@ -200,12 +209,12 @@ REGRESSION = Method(
     summary="a regression on simulated clients of one step, shared by all clients, with error bars",
     reference="regression for simulators (Beaumont et al. 2002), on the head's exact gradient",
     solve=solve,
-    needs_end=never,
+    needs_end=GLS.needs_end,
     capabilities=Capabilities(
         batch=True,
         repeating_labels=True,
         any_activation=True,
-        several_steps=False,
+        several_steps=True,
         trained_model=True,
     ),
     needs_bias=True,

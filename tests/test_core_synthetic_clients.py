@@ -1,0 +1,102 @@
+"""Made-up clients: their updates against torch's own SGD and literal sums, their mixes, their randomness."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from core_cases import random_head, statistics_of
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rlu_cli.core.moments import softmax
+from rlu_cli.core.recover import head_update, mean_gradient
+from rlu_cli.core.synthetic_clients import ClientSimulator, sample_features, update_features
+from rlu_cli.core.types import Activations, Head, LocalTraining, Observation
+
+N, L = 5, 7
+
+
+def simulator(seed: int = 0, *, total: int = 16, alike: bool = False, each: int = 20) -> ClientSimulator:
+    """Clients of normal logits, those of one class all the same if ``alike``."""
+    rng = np.random.default_rng(1)
+    labels = np.repeat(np.arange(N), each)
+    logits = rng.normal(size=(N, N))[labels] + 2 * np.eye(N)[labels]
+    if not alike:
+        logits = logits + rng.normal(size=logits.shape)
+    shuffled = rng.permutation(len(labels))
+    samples = Activations(logits[shuffled], None, labels[shuffled])
+    return ClientSimulator(samples, rng.normal(size=N), total, seed=seed)
+
+
+def test_features_are_those_of_a_step_of_torchs_sgd() -> None:
+    """One step with weight decay on real cross-entropy; features from the update and from the logits."""
+    rng = np.random.default_rng(0)
+    head, embeddings = random_head(rng, N, L), rng.normal(size=(12, L))
+    labels = rng.integers(0, N, 12)
+    assert head.bias is not None
+    layer = torch.nn.Linear(L, N, dtype=torch.float64)
+    with torch.no_grad():
+        layer.weight.copy_(torch.from_numpy(head.weight))
+        layer.bias.copy_(torch.from_numpy(head.bias))
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.05, weight_decay=0.1)
+    logits = layer(torch.from_numpy(embeddings))
+    torch.nn.functional.cross_entropy(logits, torch.from_numpy(labels)).backward()
+    optimizer.step()
+    local = Head(layer.weight.detach().numpy(), layer.bias.detach().numpy())
+    start = statistics_of(np.full((N, N), 1 / N), np.ones((N, L)))
+    training = LocalTraining(1, 12, 0.05, weight_decay=0.1)
+    gradient = mean_gradient(Observation(head_update(local, head), head, training, start))
+    plain = torch.from_numpy(embeddings @ head.weight.T)
+    found = sample_features(plain, torch.from_numpy(head.bias), torch.from_numpy(labels), 1)[0].numpy()
+    np.testing.assert_allclose(update_features(gradient, head), found, atol=1e-12)
+    literal = np.zeros((N, N + 1))
+    for e, y in zip(embeddings, labels, strict=True):
+        r = np.eye(N)[y] - softmax(head.weight @ e + head.bias)
+        literal += np.outer(r, [1.0, *(head.weight @ e)]) / 12
+    np.testing.assert_allclose(found, np.concatenate((literal[:, 0], literal[:, 1:].ravel())), atol=1e-12)
+
+
+def test_features_follow_from_the_counts_where_samples_are_alike() -> None:
+    made = simulator(alike=True)
+    clients = made.draw(700)
+    plain, bias = made._plain[::20], made._bias
+    own = torch.stack([sample_features(plain[n : n + 1], bias, torch.tensor([n]), 1)[0] for n in range(N)])
+    expected = torch.from_numpy(clients.counts / 16).float() @ own
+    torch.testing.assert_close(clients.features, expected, atol=1e-5, rtol=1e-4)
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.integers(0, 10**6), st.integers(1, 40), st.integers(1, 5))
+def test_counts_are_those_of_the_total(seed: int, total: int, each: int) -> None:
+    clients = simulator(seed, total=total, each=each).draw(410)
+    assert clients.counts.shape == (410, N) and clients.counts.min() >= 0
+    assert np.all(clients.counts.sum(axis=1) == total)
+    assert bool(torch.isfinite(clients.features).all())
+
+
+def test_mixes_are_of_all_kinds() -> None:
+    counts = simulator().draw(4000).counts
+    present = (counts > 0).sum(axis=1)
+    assert np.all(np.bincount(present, minlength=N + 1)[1:] > 100)
+    np.testing.assert_allclose(counts.mean(axis=0), 16 / N, atol=0.3)
+
+
+def test_draws_follow_the_seed() -> None:
+    first, again, other = (simulator(seed).draw(500) for seed in (3, 3, 4))
+    assert torch.equal(first.features, again.features)
+    np.testing.assert_array_equal(first.counts, again.counts)
+    assert not torch.equal(first.features, other.features)
+
+
+def test_groups_weigh_the_auxiliary_samples_differently() -> None:
+    """Of clients of one class alone, means of 400 differ between groups as the Bayesian bootstrap says.
+
+    With weights uniform on the simplex the mean of K values has the variance of the values /(K + 1).
+    """
+    K = 9
+    labels = np.repeat(np.arange(2), K)
+    logits = np.random.default_rng(0).normal(size=(2 * K, 2))
+    made = ClientSimulator(Activations(logits, None, labels), np.zeros(2), 50, seed=0)
+    means = [float(made._features(np.tile([50, 0], (400, 1)))[:, 0].mean()) for _ in range(400)]
+    residual = softmax(logits[labels == 0])[:, 1]  # r_0 of class 0
+    assert 0.6 < np.var(means) / (np.var(residual) / (K + 1)) < 1.6
