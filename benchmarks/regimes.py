@@ -50,6 +50,8 @@ REGIMES: dict[str, tuple[float, dict[str, Any]]] = {
 }
 METHODS = ("rlu", "gls", "regression")
 
+BOUNDS = ("covered", "width")
+
 Row = dict[str, Any]
 
 
@@ -131,10 +133,7 @@ def table(rows: list[Row]) -> str:
                 *(mean_sd(r["iAcc"] for r in by[m]) for m in METHODS),
                 *(mean_sd(r["cAcc"] for r in by[m]) for m in METHODS),
                 *(f"{np.mean([r['presence_cAcc'] for r in found]):.3f}" for found in bounded),
-                *(
-                    f"{np.mean([r['covered'] for r in found]):.1%}, {np.mean([r['width'] for r in found]):.1%}"
-                    for found in bounded
-                ),
+                *(", ".join(f"{np.mean([r[k] for r in found]):.1%}" for k in BOUNDS) for found in bounded),
             )
         )
     with_bounds = [m for m in METHODS if any("covered" in row for row in rows if row["method"] == m)]

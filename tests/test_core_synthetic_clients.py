@@ -89,7 +89,7 @@ def test_draws_follow_the_seed() -> None:
 
 
 def test_groups_weigh_the_auxiliary_samples_differently() -> None:
-    """Of clients of one class alone, means of 400 differ between groups as the Bayesian bootstrap says.
+    """Of clients of one class alone, means of 60 differ between groups as the Bayesian bootstrap says.
 
     With weights uniform on the simplex the mean of K values has the variance of the values /(K + 1).
     """
@@ -97,6 +97,6 @@ def test_groups_weigh_the_auxiliary_samples_differently() -> None:
     labels = np.repeat(np.arange(2), K)
     logits = np.random.default_rng(0).normal(size=(2 * K, 2))
     made = ClientSimulator(Activations(logits, None, labels), np.zeros(2), 50, seed=0)
-    means = [float(made._features(np.tile([50, 0], (400, 1)))[:, 0].mean()) for _ in range(400)]
+    means = [float(made._features(np.tile([50, 0], (60, 1)))[:, 0].mean()) for _ in range(300)]
     residual = softmax(logits[labels == 0])[:, 1]  # r_0 of class 0
     assert 0.6 < np.var(means) / (np.var(residual) / (K + 1)) < 1.6
