@@ -34,8 +34,8 @@ from rlu_cli.core.types import (
 )
 
 N, L, TOTAL = 5, 8, 16
-FEW = 300
-"""Monte Carlo samples, and so 4,800 clients: enough to see what is learnt."""
+FEW = 400
+"""Monte Carlo samples, and so 6,400 clients: enough to see what is learnt."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class World:
 
     @property
     def _centres(self) -> FloatArray:
-        return np.asarray(1.6 * np.eye(N, L))
+        return np.asarray(3.0 * np.eye(N, L))
 
     def embeddings(self, labels: IntArray, seed: int) -> FloatArray:
         rng = np.random.default_rng([self.seed, seed])
@@ -97,7 +97,7 @@ class World:
 
 @pytest.fixture(scope="module")
 def trained() -> list[tuple[IntArray, Observation]]:
-    return World(spread=0.9).clients(80)
+    return World(spread=1.2).clients(80)
 
 
 @pytest.fixture(scope="module")
@@ -109,9 +109,9 @@ def estimates(recoveries: list[Recovery]) -> list[FloatArray]:
     return [recovery.estimate for recovery in recoveries]
 
 
-def total_variation(found: list[FloatArray], clients: list[tuple[IntArray, Observation]]) -> float:
-    wrong = [np.abs(z - c).sum() / 2 / TOTAL for z, (c, _) in zip(found, clients, strict=True)]
-    return float(np.mean(wrong))
+def errors(found: list[FloatArray], clients: list[tuple[IntArray, Observation]]) -> FloatArray:
+    """Total variation of each client."""
+    return np.array([np.abs(z - c).sum() / 2 / TOTAL for z, (c, _) in zip(found, clients, strict=True)])
 
 
 def test_it_beats_least_squares_on_a_sure_model(
@@ -122,15 +122,17 @@ def test_it_beats_least_squares_on_a_sure_model(
     model = ResidualModel([(1.0, path.start)], trained[0][1].training)
     by_gls = [TOTAL * fit(model, normalised_update(o)[:-1]).solution.z for _, o in trained]
     by_rlu = [recover_labels(o, method="rlu").estimate for _, o in trained]
+    mine = errors(estimates(recovered), trained)
     for others in (by_gls, by_rlu):
-        assert total_variation(estimates(recovered), trained) < 0.85 * total_variation(others, trained)
+        gain = errors(others, trained) - mine
+        assert gain.mean() > 2 * gain.std() / np.sqrt(len(gain))
 
 
 def test_its_errors_are_those_that_it_foresaw(
     trained: list[tuple[IntArray, Observation]], recovered: list[Recovery]
 ) -> None:
     foreseen = recovered[0].diagnostics["regression_error"]
-    assert 0.5 < total_variation(estimates(recovered), trained) / foreseen < 1.6
+    assert 0.7 < errors(estimates(recovered), trained).mean() / foreseen < 1.4
     assert foreseen < recovered[0].diagnostics["regression_error_gls"]
 
 
@@ -147,7 +149,7 @@ def test_bounds_and_presence_are_calibrated(
         there.append(counts > 0)
         presence.append(p)
     assert 0.91 <= np.mean(inside) <= 0.995
-    assert np.mean((np.array(presence) - there) ** 2) < 0.12  # always ½ would give 0.25
+    assert np.mean((np.array(presence) - there) ** 2) < 0.2  # always ½ would give 0.25
     for edge in (0.2, 0.8):
         chosen = np.abs(np.array(presence) - edge) < 0.15
         assert abs(np.mean(np.array(there)[chosen]) - np.mean(np.array(presence)[chosen])) < 0.12
@@ -161,7 +163,8 @@ def test_proportions_are_on_the_simplex(recovered: list[Recovery]) -> None:
 
 
 def test_samples_that_are_alike_give_exact_counts_by_gls() -> None:
-    for counts, observation in World(spread=0.0).clients(5):
+    for counts, observation in World(spread=0.0).clients(4):
+        observation = replace(observation, samples=100)
         recovery = recover_labels(observation, method="regression")
         assert recovery.counts.tolist() == counts.tolist()
         assert recovery.diagnostics["chi_squared"] is not None  # as only gls says
@@ -184,7 +187,7 @@ def test_one_fit_serves_all_clients_in_any_order(
     for order in (1, -1):
         start = replace(trained[0][1].start)  # not known to the memory
         fits.clear()
-        clients = [replace(o, start=start) for _, o in trained[:3]][::order]
+        clients = [replace(o, start=start, samples=100) for _, o in trained[:3]][::order]
         torch.manual_seed(order)  # nobody's global seed matters
         found = [recover_labels(o, method="regression") for o in clients][::order]
         assert len(fits) == 1
@@ -225,7 +228,7 @@ def test_what_it_was_not_made_for_is_left_to_gls(
 ) -> None:
     observation = trained[0][1]
     if how == "few samples":
-        observation = World(0.9).observe(World(0.9).auxiliary(each=9), np.array([3, 3, 3, 3, 4]), 1)
+        observation = World(1.2).observe(World(1.2).auxiliary(each=9), np.array([3, 3, 3, 3, 4]), 1)
     elif how == "many samples":
         observation = replace(observation, training=replace(observation.training, batch_size=2001))
     elif how == "no samples":

@@ -19,8 +19,9 @@ leaves a small mark, but an exact one."""
 _WIDTH = 192
 _DEPTH = 3
 _BATCH = 1024
-_EPOCHS, _MOST_EPOCHS, _STEPS = 2, 20, 300
-"""Passes over the clients: more than two where they make fewer steps."""
+_EPOCHS, _MOST_EPOCHS, _STEPS = 2, 8, 300
+"""Passes over the clients: more than two where they make fewer steps, and never so many that it learns them
+by heart."""
 
 _MATRIX_RATE, _RATE = 0.04, 4e-3
 _MOMENTUM = 0.95
