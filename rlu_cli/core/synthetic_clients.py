@@ -10,9 +10,6 @@ from torch import Tensor
 
 from rlu_cli.core.types import Activations, FloatArray, Head, IntArray
 
-_SMOOTHING = 0.3
-"""h: how far a made-up sample lies from an auxiliary one, in standard deviations of its class."""
-
 _NOISES = 2048
 """Different noises a class; more would be drawn no differently."""
 
@@ -56,7 +53,7 @@ class ClientSimulator:
 
     The class mix of a client is Dirichlet's, with a concentration drawn log-uniformly from 0.1 to 3. Its
     samples are a smoothed bootstrap: an auxiliary sample of the class, with logits q + h F_nᵀ ξ, where
-    F_nᵀ F_n is the class's covariance and ξ standard normal. The auxiliary samples are themselves but a
+    F_nᵀ F_n is the class's covariance, ξ standard normal and h Silverman's (`bandwidth`). The auxiliary samples are themselves but a
     draw, so every 400 clients choose among them with weights of their own, uniform on the simplex (the
     Bayesian bootstrap, Rubin 1981): what is learnt over many such groups doesn't lean on single samples.
 
@@ -78,7 +75,7 @@ class ClientSimulator:
         noise = np.empty((N, _NOISES, N), dtype=np.float32)
         for n, rows in enumerate(np.split(plain, self._ends[:-1])):
             spread = (rows - rows.mean(axis=0)) / np.sqrt(max(len(rows) - 1, 1))
-            noise[n] = _SMOOTHING * self._rng.standard_normal((_NOISES, len(rows))) @ spread
+            noise[n] = bandwidth(len(rows), N) * self._rng.standard_normal((_NOISES, len(rows))) @ spread
         self._plain = torch.from_numpy(plain.astype(np.float32))
         self._noise = torch.from_numpy(noise.reshape(N * _NOISES, N))
 
@@ -111,6 +108,11 @@ class ClientSimulator:
         noise = labels * _NOISES + self._rng.integers(0, _NOISES, len(labels))
         plain = self._plain[torch.from_numpy(chosen)] + self._noise[torch.from_numpy(noise)]
         return sample_features(plain, self._bias, torch.from_numpy(labels), group)
+
+
+def bandwidth(count: int, dimensions: int) -> float:
+    """h = (4 / (K (d + 2)))^(1/(d + 4)): how far to smooth K normal samples in d dimensions (Silverman 1986)."""
+    return float((4.0 / (count * (dimensions + 2))) ** (1.0 / (dimensions + 4)))
 
 
 def sample_features(plain: Tensor, bias: Tensor, labels: Tensor, clients: int) -> Tensor:
