@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from rlu_cli.core.moments import softmax
 from rlu_cli.core.recover import head_update, mean_gradient
-from rlu_cli.core.synthetic_clients import ClientSimulator, sample_features, update_features
+from rlu_cli.core.synthetic_clients import ClientSimulator, bandwidth, sample_features, update_features
 from rlu_cli.core.types import Activations, Head, LocalTraining, Observation
 
 N, L = 5, 7
@@ -100,3 +100,9 @@ def test_groups_weigh_the_auxiliary_samples_differently() -> None:
     means = [float(made._features(np.tile([50, 0], (60, 1)))[:, 0].mean()) for _ in range(300)]
     residual = softmax(logits[labels == 0])[:, 1]  # r_0 of class 0
     assert 0.6 < np.var(means) / (np.var(residual) / (K + 1)) < 1.6
+
+
+def test_smoothing_is_silvermans() -> None:
+    """Of one dimension the well-known 1.06 K^(−1/5), and less for more samples in any."""
+    assert bandwidth(32, 1) == (4 / 3) ** 0.2 / 2
+    assert bandwidth(100, 10) < bandwidth(30, 10) < 1

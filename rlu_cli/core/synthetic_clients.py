@@ -53,9 +53,10 @@ class ClientSimulator:
 
     The class mix of a client is Dirichlet's, with a concentration drawn log-uniformly from 0.1 to 3. Its
     samples are a smoothed bootstrap: an auxiliary sample of the class, with logits q + h F_nᵀ ξ, where
-    F_nᵀ F_n is the class's covariance, ξ standard normal and h Silverman's (`bandwidth`). The auxiliary samples are themselves but a
-    draw, so every 400 clients choose among them with weights of their own, uniform on the simplex (the
-    Bayesian bootstrap, Rubin 1981): what is learnt over many such groups doesn't lean on single samples.
+    F_nᵀ F_n is the class's covariance, ξ standard normal and h `bandwidth`'s. The auxiliary samples are
+    themselves but a draw, so every 400 clients choose among them with weights of their own, uniform on the
+    simplex (the Bayesian bootstrap, Rubin 1981): what is learnt over many such groups doesn't lean on
+    single samples.
 
     Parameters
     ----------
@@ -111,7 +112,7 @@ class ClientSimulator:
 
 
 def bandwidth(count: int, dimensions: int) -> float:
-    """h = (4 / (K (d + 2)))^(1/(d + 4)): how far to smooth K normal samples in d dimensions (Silverman 1986)."""
+    """h = (4 / (K (d + 2)))^(1/(d + 4)), in standard deviations of K samples in d dimensions (Silverman 1986)."""
     return float((4.0 / (count * (dimensions + 2))) ** (1.0 / (dimensions + 4)))
 
 
