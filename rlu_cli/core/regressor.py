@@ -56,24 +56,24 @@ class Regressor:
 
     whose minimum is the median and the quantiles of z given the update, under the law that the clients were
     drawn from. Matrices take orthogonalised momentum steps (Muon, Jordan et al. 2024), which get further
-    with as many clients than Adam's; the biases take Adam's. Deterministic by ``seed``.
+    with as many clients than Adam's; the biases take Adam's. Deterministic by ``seed``. It runs on the CPU,
+    wherever the models do: training amplifies rounding, and counts shouldn't depend on the device.
     """
 
-    def __init__(self, clients: SyntheticClients, *, seed: int, device: str = "cpu") -> None:
+    def __init__(self, clients: SyntheticClients, *, seed: int) -> None:
         features = clients.features
-        self._device = device
         self._mean = features.mean(dim=0)
         scale = features.std(dim=0)
         self._scale = torch.clamp(scale, min=max(1e-4 * float(scale.mean()), 1e-12))
         classes = clients.counts.shape[1]
-        self._model = _network(3 * features.shape[1], 4 * classes, seed).to(device)
+        self._model = _network(3 * features.shape[1], 4 * classes, seed)
         proportions = clients.counts / clients.counts.sum(axis=1, keepdims=True)
         self._fit(features, torch.from_numpy(proportions.astype(np.float32)), seed)
 
     def __call__(self, features: Tensor) -> Prediction:
         """For clients' features, shape (S, N + N²)."""
         with torch.no_grad():
-            found = [part.cpu().double().numpy() for part in _parts(self._model(self._inputs(features)))]
+            found = [part.double().numpy() for part in _parts(self._model(self._inputs(features)))]
         point, low, high, presence = found
         return Prediction(point, low, high, 1.0 / (1.0 + np.exp(-presence)))
 
@@ -86,7 +86,7 @@ class Regressor:
         seen = [(features - self._mean) / self._scale]
         for share in _SCALES:
             seen.append(torch.asinh(features / (self._scale * share)) / float(np.arcsinh(1 / share)))
-        return torch.cat(seen, dim=1).to(self._device)
+        return torch.cat(seen, dim=1)
 
     def _fit(self, features: Tensor, proportions: Tensor, seed: int) -> None:
         matrices = [p for p in self._model.parameters() if p.ndim == 2]
@@ -100,7 +100,7 @@ class Regressor:
             if step % batches == 0:
                 rows = torch.randperm(len(features), generator=order)
             taken = rows[step % batches :: batches]
-            loss = _loss(self._model(self._inputs(features[taken])), proportions[taken].to(self._device))
+            loss = _loss(self._model(self._inputs(features[taken])), proportions[taken])
             self._model.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]
             done = (step + 0.5) / steps

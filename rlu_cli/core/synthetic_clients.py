@@ -112,7 +112,7 @@ class ClientSimulator:
 
 
 def bandwidth(count: int, dimensions: int) -> float:
-    """h = (4 / (K (d + 2)))^(1/(d + 4)), in standard deviations of K samples in d dimensions (Silverman 1986)."""
+    """h = (4/(K (d + 2)))^(1/(d + 4)), in standard deviations; K samples in d dimensions (Silverman 1986)."""
     return float((4.0 / (count * (dimensions + 2))) ** (1.0 / (dimensions + 4)))
 
 

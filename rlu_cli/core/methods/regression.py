@@ -146,7 +146,7 @@ def _regression(problem: Problem, samples: Activations, moments: ResidualMoments
     """The global model's, fitted once for all clients with as many samples."""
     observation = problem.observation
     assert observation.head.bias is not None
-    key = (problem.total, observation.samples, observation.seed, observation.device)
+    key = (problem.total, observation.samples, observation.seed)
     known = _fitted.setdefault(observation.start, {})
     if key not in known:
         known[key] = fit_regression(
@@ -156,7 +156,6 @@ def _regression(problem: Problem, samples: Activations, moments: ResidualMoments
             problem.total,
             clients=_CLIENTS * observation.samples,
             seed=observation.seed,
-            device=observation.device,
         )
     return known[key]
 
@@ -169,7 +168,6 @@ def fit_regression(
     *,
     clients: int,
     seed: int,
-    device: str = "cpu",
 ) -> Regression:
     """A regressor for clients with so many samples, with its errors and those of `gls`.
 
@@ -184,7 +182,7 @@ def fit_regression(
     N = len(bias)
     simulator = ClientSimulator(samples, bias, total, seed=seed)
     clients = min(clients, _ROWS // total, _NUMBERS // (N + N * N))
-    regressor = Regressor(simulator.draw(clients), seed=seed, device=device)
+    regressor = Regressor(simulator.draw(clients), seed=seed)
     others = simulator.draw(_HELD_OUT)
     prediction = regressor(others.features)
     proportions = others.counts[:_COMPARED] / total
