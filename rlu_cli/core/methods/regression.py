@@ -16,7 +16,7 @@ from rlu_cli.core.residuals import ResidualMoments
 from rlu_cli.core.synthetic_clients import ClientSimulator, SyntheticClients, update_features
 from rlu_cli.core.types import Activations, Estimate, FloatArray, LocalTraining, ModelStatistics, Note
 
-_CLIENTS = 16
+_CLIENTS = 24
 """Made-up clients for each of the Monte Carlo samples that are asked for."""
 
 _ROWS, _NUMBERS = 16_000_000, 40_000_000
@@ -64,7 +64,7 @@ def solve(problem: Problem) -> Estimate:
     Under the global model one sample adds r = onehot − s to the bias and r ⊗ e to the weight. Where the model
     is mostly right, r is near 0 for most samples and large for a few, so u is far from normal given the
     counts, and least squares, which look at means and covariances, lose what its exact size says. Here
-    16 clients for each of ``--samples`` are made up from the auxiliary samples (`ClientSimulator`), and a
+    24 clients for each of ``--samples`` are made up from the auxiliary samples (`ClientSimulator`), and a
     network learns z, its 2.5 % and 97.5 % quantiles and the presence of each class from f (`Regressor`).
     Clients held out widen the bounds until 95 % of the rounded ones hold, and decide by their errors between
     the network and `gls`, which is exact where residuals don't vary within a class. An update far outside
