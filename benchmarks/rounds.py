@@ -22,6 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from benchmarks.common import machine
 from benchmarks.data import CACHE
 from rlu_cli.audit.archive_evaluation import UNIFORM, evaluate_archive
 from rlu_cli.audit.options import AuxOptions, ModelOptions, RunOptions, SimulationOptions, StepOptions
@@ -87,13 +88,15 @@ class Round:
 
 
 class Results:
-    """An NDJSON file of measured rounds: ``{"round": {…}, "seconds": …, "results": [{…}, …]}``.
+    """An NDJSON file of measured rounds: ``{"round": {…}, "machine": …, "seconds": …, "results": [{…}, …]}``.
 
+    machines : where they were measured
     A result is one method on one client. A round may have several lines, of different methods.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.machines: list[str] = []
         self._found: dict[str, dict[str, Rows]] = {}
         if path.exists():
             for text in path.read_text(encoding="utf-8").splitlines():
@@ -101,7 +104,7 @@ class Results:
                     line = json.loads(text)
                 except ValueError:  # a run that was killed while it wrote
                     continue
-                self._keep(line["round"], line["results"])
+                self._keep(line["round"], line["results"], line["machine"])
 
     def missing(self, round_: Round) -> tuple[str, ...]:
         """The round's methods that were not measured."""
@@ -115,15 +118,18 @@ class Results:
 
     def add(self, round_: Round, rows: Rows, seconds: float) -> None:
         """Append a round."""
-        document = round_.document()
-        self._keep(document, rows)
+        document, where = round_.document(), machine()
+        self._keep(document, rows, where)
         self.path.parent.mkdir(parents=True, exist_ok=True)
         whole = not self.path.exists() or self.path.read_bytes().endswith(b"\n")
-        line = json.dumps({"round": document, "seconds": round(seconds, 1), "results": rows}, allow_nan=False)
+        about = {"round": document, "machine": where, "seconds": round(seconds, 1)}
+        line = json.dumps({**about, "results": rows}, allow_nan=False)
         with self.path.open("a", encoding="utf-8") as handle:
             handle.write(("" if whole else "\n") + line + "\n")
 
-    def _keep(self, document: Mapping[str, Any], rows: Rows) -> None:
+    def _keep(self, document: Mapping[str, Any], rows: Rows, where: str) -> None:
+        if where not in self.machines:
+            self.machines.append(where)
         found = self._found.setdefault(_key(document), {})
         for method in {row["method"] for row in rows}:
             found[method] = [row for row in rows if row["method"] == method]
@@ -133,7 +139,7 @@ class Bench:
     """Measures rounds, each once; trains each global model once.
 
     images : called with a round's ``data`` name
-    jobs : simulations at a time, each in a process of its own
+    jobs : simulations at a time, each in a process of its own; none: what is not there is not measured
     """
 
     def __init__(
@@ -150,7 +156,7 @@ class Bench:
         wanted = list(rounds)
         missing: dict[Round, list[Round]] = {}
         for round_ in wanted:
-            if methods := self.results.missing(round_):
+            if self.jobs and (methods := self.results.missing(round_)):
                 missing.setdefault(round_.simulated(), []).append(replace(round_, methods=methods))
         for played in self._all_played(list(missing.values())):
             for round_, rows, seconds in played:

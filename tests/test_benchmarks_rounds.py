@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from benchmarks.common import machine
 from benchmarks.data import images
 from benchmarks.paper.__main__ import main, run
 from benchmarks.paper.figures import FIGURES
@@ -60,6 +61,8 @@ def test_a_round_is_measured_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert [json.loads(line) for line in path.read_text().splitlines() if line not in lines[2][:100]]
     assert Bench(Results(path), images).measure(wanted) == rows
     assert len(played) == 1
+    assert Bench(Results(path), images, jobs=0).measure([*wanted, replace(TINY, seed=9)]) == rows
+    assert Results(path).machines == [machine()]
     assert len(list((tmp_path / "cache" / "models").iterdir())) == 1
 
 

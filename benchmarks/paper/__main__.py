@@ -41,7 +41,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--quick", action="store_const", const="quick", dest="scale")
     parser.add_argument("--data", action="append", default=[], metavar="NAME=PATH", help="official files")
     parser.add_argument("--device", default="auto")
-    parser.add_argument("--jobs", type=int, default=1, help="simulations at a time")
+    parser.add_argument(
+        "--jobs", type=int, default=1, help="simulations at a time; 0: tabulate what there is"
+    )
     parser.add_argument("--output", type=Path, help="folder; benchmarks/results/paper-SCALE by default")
     chosen = parser.parse_args(arguments)
     paths = {}
@@ -69,7 +71,8 @@ def run(names: Sequence[str], plan: Plan, *, folder: Path, device: str = "auto",
         text = maker(plan, bench) if maker else FIGURES[name](plan, bench, folder)
         doc = inspect.cleandoc((maker or FIGURES[name]).__doc__ or "")
         command = " ".join(["python -m benchmarks.paper", name, "--scale", plan.scale.name, *given])
-        header = f"# {name}\n\n{doc}\n\n`{command}`; {machine()}.\n\n"
+        where = "; ".join(bench.results.machines) or machine()
+        header = f"# {name}\n\n{doc}\n\n`{command}`; {where}.\n\n"
         unfinished = folder / f".{name}.md"
         unfinished.write_text(header + text, encoding="utf-8")
         unfinished.rename(folder / f"{name}.md")

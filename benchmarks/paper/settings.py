@@ -129,7 +129,7 @@ class Scale:
 
 
 _PAPER = Size(3, CLIENTS, AUX_PER_CLASS)
-_MANY_ROUNDS = frozenset({"table4", "progress", "aux-size"})
+_MANY_ROUNDS = frozenset({"table3", "table4", "progress", "aux-size"})
 
 SCALES = {
     "full": Scale(
@@ -160,7 +160,7 @@ SCALES = {
             "Tiny-ImageNet": Size(1, 1, 5, several_steps=False),
         },
         {"CIFAR-10": Size(1, 3, 50), "CIFAR-100": Size(1, 2, 50)},
-        _MANY_ROUNDS | {"table3"},
+        _MANY_ROUNDS,
         (0, 50, 200, 800),
     ),
 }

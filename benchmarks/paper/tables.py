@@ -96,7 +96,8 @@ def measured(lines: Iterable[Line], bench: Bench) -> list[Group]:
     """The lines with their scores; all rounds are asked for at once, to be played side by side."""
     planned = list(lines)
     bench.measure(round_ for _, _, rounds in planned for round_ in rounds)
-    return [(head, printed, bench.measure(rounds)) for head, printed, rounds in planned]
+    groups = [(head, printed, bench.measure(rounds)) for head, printed, rounds in planned]
+    return [(head, printed, rows) for head, printed, rows in groups if rows]
 
 
 TABLES: dict[str, Callable[[Plan, Bench], str]] = {
