@@ -33,7 +33,7 @@ from rlu_cli.audit.stored_options import options_beside
 from rlu_cli.audit.training import TrainingRecord, resolve_training
 from rlu_cli.audit.updates import update_kind
 from rlu_cli.core.checks import check_sign
-from rlu_cli.core.methods import get_method
+from rlu_cli.core.methods import AUTO, METHODS, Method, best_method, get_method
 from rlu_cli.core.recover import normalised_update, recover_labels
 from rlu_cli.core.residuals import ResidualPath
 from rlu_cli.core.types import Head, LocalTraining, ModelStatistics, Note, Observation, Recovery
@@ -44,6 +44,10 @@ from rlu_cli.files.hashing import sha256_file
 from rlu_cli.files.metadata import read_sidecar
 from rlu_cli.files.model_config import read_config
 from rlu_cli.files.state_dict import join_weight_norm
+
+_REPLAY_COST = 5e10
+"""Floating-point operations of a replay that --method auto is ready to spend: a second or two of a small
+processor's time."""
 
 
 @dataclass(frozen=True)
@@ -280,13 +284,14 @@ class Auditor:
         annotations = self._annotations(local)
         check_described_alike(self.described, describe_model(self.options, annotations))
         record = resolve_training(options, annotations)
-        chosen = [get_method(name) for name in methods]
+        named = {name: get_method(name) for name in methods if name != AUTO}
         kind = update_kind(options.update, annotations)
         opened = open_local(self._named(local), self._named(self.reference), kind, self.head_name)
         constant, notes = self._constant_gradient(
             local, record.training, annotations, options, history or HistoryOptions()
         )
         notes += self._stored_for_another_batch(record.training.batch_size)
+        chosen = [named[name] if name in named else self._best(record.training) for name in methods]
         needs_end = any(method.needs_end(record.training) for method in chosen)
         whole = opened.weights() if needs_end else local
         end = self._end(whole, record.training.batch_size) if needs_end else None
@@ -309,6 +314,17 @@ class Auditor:
         if kind == "delta":
             notes += check_sign(normalised_update(observation), observation.start.confidence)
         return ClientRound(path, sha256_file(path), record, recoveries, (*opened.notes, *notes), kind)
+
+    def _best(self, training: LocalTraining) -> Method:
+        """What ``auto`` stands for. It hangs on how clients train, not on their numbers."""
+        if self.stored is not None or self.run.search_iterations:
+            return METHODS["rlu"]
+        return best_method(
+            training,
+            has_bias=self.head.bias is not None,
+            counts=self._start(training.batch_size).moments.counts,
+            can_replay=self.source.replay_cost(training) <= _REPLAY_COST,
+        )
 
     def _check_key(self, local: Checkpoint) -> None:
         key = self.options.key

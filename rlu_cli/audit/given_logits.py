@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -151,6 +152,10 @@ class GivenLogits:
     def replay(self, local: Checkpoint, training: LocalTraining, batch_size: int | None) -> Replay | None:
         """None: nothing here can be trained."""
         return None
+
+    def replay_cost(self, training: LocalTraining) -> float:
+        """Infinite."""
+        return math.inf
 
     def activations(self, local: Checkpoint | None, batch_size: int | None) -> Activations:
         """What the files say of a local model, or of the global one."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -24,7 +25,7 @@ from rlu_cli.audit.network import Network, build_network, choose_spec
 from rlu_cli.audit.options import AuxOptions, ModelOptions, RunOptions
 from rlu_cli.audit.probe import batch_that_matters, probe
 from rlu_cli.audit.progress import Reporter, Update
-from rlu_cli.audit.replay import Replay
+from rlu_cli.audit.replay import Replay, replay_nodes
 from rlu_cli.core.types import Activations, LocalTraining, Note
 from rlu_cli.core.variates import STATEFUL
 from rlu_cli.errors import MismatchError, NotInstalledError, UsageError
@@ -32,6 +33,7 @@ from rlu_cli.files.checkpoint import Checkpoint
 from rlu_cli.files.hashing import sha256_tensors
 from rlu_cli.files.state_dict import strip_prefixes
 from rlu_cli.images import ImageCollection, ImageSet
+from rlu_cli.models import multiply_adds
 
 
 class ImageSource:
@@ -238,6 +240,19 @@ class ImageSource:
             seed=self.run.seed,
             device=self.run.device,
         )
+
+    def replay_cost(self, training: LocalTraining) -> float:
+        """Two for each multiplication; a training step takes three passes."""
+        if training.scheme in STATEFUL:
+            return math.inf
+        passed = len(self.auxiliary.images.labels) * len(replay_nodes(training)[0])
+        return 2.0 * self._multiply_adds * (passed + 3 * training.samples)
+
+    @cached_property
+    def _multiply_adds(self) -> int:
+        network = self.network
+        image = torch.zeros(1, network.channels, *network.image_size, device=self.run.device)
+        return multiply_adds(network.model, image)
 
     @cached_property
     def _digest(self) -> str:

@@ -59,6 +59,9 @@ class Source(Protocol):
     def replay(self, local: Checkpoint, training: LocalTraining, batch_size: int | None) -> Replay | None:
         """A client's training again on auxiliary samples, None where there is no network to train."""
 
+    def replay_cost(self, training: LocalTraining) -> float:
+        """Floating-point operations of one replay, infinite where there is none."""
+
 
 class Measurement:
     """One model on the auxiliary data. Nothing is computed before it is asked for.
@@ -91,7 +94,7 @@ class Measurement:
         """Logits and embeddings of every auxiliary sample: a pass over them."""
         return self._source.activations(self._local, self._batch_size)
 
-    @property
+    @cached_property
     def residuals(self) -> ResidualMoments:
         """What single samples do to the bias."""
         found = self.activations

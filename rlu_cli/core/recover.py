@@ -6,7 +6,7 @@ import numpy as np
 
 from rlu_cli.core.checks import check_embedding, check_heads, check_misfit, check_moved, check_update
 from rlu_cli.core.embedding import bias_from_weight, embedding_match, subtract_heads
-from rlu_cli.core.methods import get_method
+from rlu_cli.core.methods import AUTO, Method, best_method, get_method
 from rlu_cli.core.methods.assumptions import assumption_notes
 from rlu_cli.core.methods.base import Problem
 from rlu_cli.core.misfit import misfit, motion
@@ -99,7 +99,7 @@ def recover_labels(observation: Observation, *, method: str = "auto") -> Recover
     MismatchError, UsageError
         Inputs that don't fit together, or training values out of range.
     """
-    chosen = get_method(method)
+    chosen = _automatic(observation) if method == AUTO else get_method(method)
     _check_shapes(observation)
     if chosen.needs_bias and observation.head.bias is None:
         raise MismatchError(
@@ -146,6 +146,16 @@ def recover_labels(observation: Observation, *, method: str = "auto") -> Recover
             *assumption_notes(chosen, problem),
             *estimate.warnings,
         ),
+    )
+
+
+def _automatic(observation: Observation) -> Method:
+    path = observation.residuals
+    return best_method(
+        observation.training,
+        has_bias=observation.head.bias is not None,
+        counts=None if path is None else path.start.counts,
+        can_replay=path is not None and path.replay is not None,
     )
 
 

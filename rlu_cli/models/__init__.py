@@ -1,6 +1,7 @@
 """Architectures: from a text (``--arch``) or from tensor shapes to a model with a checkpoint's weights."""
 
 from rlu_cli.models.activations import ACTIVATIONS, make_activation
+from rlu_cli.models.cost import multiply_adds
 from rlu_cli.models.head import Head, HeadTap, find_head, flatten_logits
 from rlu_cli.models.lenet import LeNet5
 from rlu_cli.models.matching import match_builtin
@@ -27,5 +28,6 @@ __all__ = [
     "load_weights",
     "make_activation",
     "match_builtin",
+    "multiply_adds",
     "parse_spec",
 ]

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.optim.sgd import sgd
 
 from rlu_cli.core.schemes import step_rates
 from rlu_cli.core.types import IntArray, LocalTraining
@@ -27,7 +28,7 @@ def local_training(
 
     λ = ``training.prox`` is the proximal pull of FedProx, FedDyn and FedDC; ``constant`` is k by
     parameter name: Scaffold's c − c_k, FedDyn's −∇L_k, FedDC's λ d_k + (Δ_k − Δ)/(η m). Everything else
-    is torch.optim.SGD.
+    is torch.optim.SGD, by its functional form: the class would load torch's compiler, which takes a second.
 
     Parameters
     ----------
@@ -37,30 +38,30 @@ def local_training(
     trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     names, parameters = zip(*trained, strict=True)
     rates = step_rates(training)
-    optimizer = torch.optim.SGD(
-        parameters,
-        lr=float(rates[0]),
-        momentum=training.momentum,
-        dampening=training.dampening,
-        nesterov=training.nesterov,
-        weight_decay=training.weight_decay,
-    )
+    momenta: list[Tensor | None] = [None] * len(parameters)
     anchors = [p.detach().clone() for p in parameters] if training.prox else None
     constants = [constant[name] for name in names] if constant else None
     loss_function = nn.CrossEntropyLoss()
     for rate, (images, labels) in zip(rates, batches, strict=True):
-        optimizer.param_groups[0]["lr"] = float(rate)
-        optimizer.zero_grad(set_to_none=True)
-        loss_function(model(images), labels).backward()
+        loss = loss_function(model(images), labels)
+        found = torch.autograd.grad(loss, parameters, allow_unused=True)
         with torch.no_grad():
-            grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
-            for parameter, gradient in zip(parameters, grads, strict=True):
-                parameter.grad = gradient
+            grads = [torch.zeros_like(p) if g is None else g for p, g in zip(parameters, found, strict=True)]
             if anchors is not None:
                 torch._foreach_add_(grads, torch._foreach_sub(parameters, anchors), alpha=training.prox)
             if constants is not None:
                 torch._foreach_add_(grads, constants)
-        optimizer.step()
+            sgd(
+                list(parameters),
+                grads,
+                momenta,
+                lr=float(rate),
+                momentum=training.momentum,
+                dampening=training.dampening,
+                nesterov=training.nesterov,
+                weight_decay=training.weight_decay,
+                maximize=False,
+            )
 
 
 def step_indices(

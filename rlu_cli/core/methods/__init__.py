@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from rlu_cli.core.methods.auto import AUTO, best_method
 from rlu_cli.core.methods.base import Capabilities, Method
 from rlu_cli.core.methods.dimitrov import DIMITROV
 from rlu_cli.core.methods.ebi import EBI
@@ -42,22 +43,19 @@ METHODS: dict[str, Method] = {
 }
 """In the order of `rlu_cli.core.method_names`."""
 
-AUTO = RLU.name
-"""What ``auto`` stands for: the best method there is."""
-
 
 def get_method(name: str) -> Method:
-    """The method called ``name``; ``auto`` is the best one.
+    """The method called ``name``, which is not ``auto``: see `best_method`.
 
     Raises
     ------
     UsageError
         No such method.
     """
-    method = METHODS.get(AUTO if name == "auto" else name)
+    method = METHODS.get(name)
     if method is None:
-        raise UsageError(f"expected a method among auto, {', '.join(METHODS)}, found {name!r}")
+        raise UsageError(f"expected a method among {AUTO}, {', '.join(METHODS)}, found {name!r}")
     return method
 
 
-__all__ = ["AUTO", "METHODS", "Capabilities", "Method", "get_method"]
+__all__ = ["AUTO", "METHODS", "Capabilities", "Method", "best_method", "get_method"]
