@@ -239,10 +239,14 @@ class Auditor:
             check_finite(local.tensors, where=local.path)
         return self._measurement(local, self.source.effective_batch(batch_size))
 
-    def _residuals(self, end: Measurement | None, local: Checkpoint, training: LocalTraining) -> ResidualPath:
+    def _residuals(
+        self, end: Measurement | None, local: Checkpoint, training: LocalTraining, *, needs_samples: bool
+    ) -> ResidualPath:
         """Single samples' residuals on a client's way; ``local`` is the whole model where ``end`` is."""
-        measured = self._measured_start(training.batch_size)
-        start, samples = measured.residuals, measured.activations
+        start = self._start(training.batch_size).residuals
+        if start is None:  # many classes, or an old statistics file
+            start = self._measured_start(training.batch_size).residuals
+        samples = self._measured_start(training.batch_size).activations if needs_samples else None
         if end is None:
             return ResidualPath(start, samples=samples)
         effective = self.source.effective_batch(training.batch_size)
@@ -291,7 +295,8 @@ class Auditor:
             local, record.training, annotations, options, history or HistoryOptions()
         )
         notes += self._stored_for_another_batch(record.training.batch_size)
-        chosen = [named[name] if name in named else self._best(record.training) for name in methods]
+        has_bias = opened.head.bias is not None
+        chosen = [named.get(name) or self._best(record.training, has_bias=has_bias) for name in methods]
         needs_end = any(method.needs_end(record.training) for method in chosen)
         whole = opened.weights() if needs_end else local
         end = self._end(whole, record.training.batch_size) if needs_end else None
@@ -315,14 +320,15 @@ class Auditor:
             notes += check_sign(normalised_update(observation), observation.start.confidence)
         return ClientRound(path, sha256_file(path), record, recoveries, (*opened.notes, *notes), kind)
 
-    def _best(self, training: LocalTraining) -> Method:
+    def _best(self, training: LocalTraining, *, has_bias: bool) -> Method:
         """What ``auto`` stands for. It hangs on how clients train, not on their numbers."""
-        if self.stored is not None or self.run.search_iterations:
+        if self.run.search_iterations:
             return METHODS["rlu"]
+        known = self._start(training.batch_size).residuals
         return best_method(
             training,
-            has_bias=self.head.bias is not None,
-            counts=self._start(training.batch_size).moments.counts,
+            has_bias=has_bias,
+            counts=None if known is None else known.counts,
             can_replay=self.source.replay_cost(training) <= _REPLAY_COST,
         )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import Any, Protocol
 
@@ -12,7 +13,7 @@ from rlu_cli.audit.cache import Slot
 from rlu_cli.audit.options import RunOptions
 from rlu_cli.audit.replay import Replay
 from rlu_cli.core.moments import model_statistics
-from rlu_cli.core.residuals import ResidualMoments, residual_moments, residuals
+from rlu_cli.core.residuals import MOST_CLASSES, ResidualMoments, residual_moments, residuals
 from rlu_cli.core.types import Activations, LocalTraining, ModelStatistics, Note
 from rlu_cli.files.checkpoint import Checkpoint
 
@@ -94,9 +95,14 @@ class Measurement:
         """Logits and embeddings of every auxiliary sample: a pass over them."""
         return self._source.activations(self._local, self._batch_size)
 
-    @cached_property
+    @property
     def residuals(self) -> ResidualMoments:
         """What single samples do to the bias."""
+        kept = self.statistics.residuals
+        return self._residuals if kept is None else kept
+
+    @cached_property
+    def _residuals(self) -> ResidualMoments:
         found = self.activations
         return residual_moments(residuals(found.logits, found.labels), found.labels)
 
@@ -119,6 +125,8 @@ class Measurement:
             seed=self._run.seed,
             device=self._run.device,
         )
+        if found.num_classes <= MOST_CLASSES:
+            found = replace(found, residuals=self._residuals)
         if self._slot is not None:
             self._slot.write(found, self._about())
         return found

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from rlu_cli.core.residuals import ResidualMoments
 from rlu_cli.core.responses import DIRECTIONS
 from rlu_cli.core.types import LogitMoments, ModelStatistics, Responses
 from rlu_cli.errors import FileError
@@ -24,7 +25,8 @@ _KIND = "rlu.statistics"
 _LOGITS = ("mean", "factor", "counts", "confidence", "standard_error", "accuracy")
 _EMBEDDINGS = ("embedding_mean", "gradient_sum")
 _RESPONSES = ("response_mean", "response_spread")
-_ALL = (*_LOGITS, *_EMBEDDINGS, *_RESPONSES)
+_RESIDUALS = ("residual_mean", "residual_factor")
+_ALL = (*_LOGITS, *_EMBEDDINGS, *_RESPONSES, *_RESIDUALS)
 _CHECKSUM = "sha256"
 _ABOUT: dict[str, tuple[type, ...]] = {
     "global_sha256": (str,),
@@ -70,6 +72,8 @@ def write_statistics(path: Path, stored: StoredStatistics) -> None:
         arrays |= {"embedding_mean": s.embedding_mean, "gradient_sum": s.gradient_sum}
     if s.responses is not None:
         arrays |= {"response_mean": s.responses.mean, "response_spread": s.responses.spread}
+    if s.residuals is not None:
+        arrays |= {"residual_mean": s.residuals.mean, "residual_factor": s.residuals.factor}
     tensors = {name: torch.from_numpy(array).contiguous() for name, array in arrays.items()}
     about = {**stored.about, _CHECKSUM: _checksum(stored.about, tensors)}
     save_safetensors(path, tensors, {_KIND: json.dumps(about, sort_keys=True, allow_nan=False)})
@@ -92,14 +96,15 @@ def read_statistics(path: Path) -> StoredStatistics:
             f"{checkpoint.format} file: pass the right file to --stats"
         )
     N, L = about["num_classes"], about["embedding_size"] or 0  # logits alone have no embeddings
-    rank = tensors["factor"].shape[1] if tensors["factor"].ndim == 3 else 0
+    rank, residual_rank = (_rank(tensors.get(name)) for name in ("factor", "residual_factor"))
     square, width = (N, N), 1 + min(L, DIRECTIONS)
     expected: dict[str, tuple[int, ...]] = {
         **dict(zip(_LOGITS, (square, (N, rank, N), (N,), square, square, (N,)), strict=True)),
         **dict(zip(_EMBEDDINGS, ((N, L), square), strict=True)),
         **dict(zip(_RESPONSES, ((width, N, N), (N, width, width)), strict=True)),
+        **dict(zip(_RESIDUALS, (square, (N, residual_rank, N)), strict=True)),
     }
-    for group in (_EMBEDDINGS, _RESPONSES):  # logits may come alone, and older files have no responses
+    for group in (_EMBEDDINGS, _RESPONSES, _RESIDUALS):  # logits may come alone, and older files have fewer
         if any(name not in tensors for name in group):
             expected = {name: shape for name, shape in expected.items() if name not in group}
     damaged = [
@@ -117,6 +122,9 @@ def read_statistics(path: Path) -> StoredStatistics:
     responses = None
     if arrays["response_mean"] is not None:
         responses = Responses(arrays["response_mean"], arrays["response_spread"])
+    residuals = None
+    if arrays["residual_mean"] is not None:
+        residuals = ResidualMoments(arrays["residual_mean"], arrays["residual_factor"], arrays["counts"])
     return StoredStatistics(
         ModelStatistics(
             LogitMoments(arrays["mean"], arrays["factor"], arrays["counts"]),
@@ -126,9 +134,15 @@ def read_statistics(path: Path) -> StoredStatistics:
             arrays["gradient_sum"],
             arrays["accuracy"],
             responses,
+            residuals,
         ),
         about,
     )
+
+
+def _rank(factor: torch.Tensor | None) -> int:
+    """Numbers that a class's variation is made of."""
+    return factor.shape[1] if factor is not None and factor.ndim == 3 else 0
 
 
 def _checksum(about: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> str:

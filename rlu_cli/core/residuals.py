@@ -12,6 +12,11 @@ from rlu_cli.core.moments import logit_moments, softmax
 from rlu_cli.core.types import Activations, FloatArray, IntArray, LogitMoments
 
 
+MOST_CLASSES = 200
+"""Classes up to which the moments are kept beside other statistics: they are as large as those of the logits, and
+what is made of them takes longer than seconds a client with more."""
+
+
 class ResidualMoments(LogitMoments):
     """Moments of r = onehot(y) − softmax(q), by class y: one sample's share of −∇b.
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from rlu_cli.errors import MismatchError
 
 if TYPE_CHECKING:
-    from rlu_cli.core.residuals import ResidualPath
+    from rlu_cli.core.residuals import ResidualMoments, ResidualPath
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
@@ -105,6 +105,7 @@ class ModelStatistics:
         weight gradient, over the samples themselves; None together with ``embedding_mean``
     accuracy : shape (N,), share of each class's samples that the model gets right
     responses : what single samples do to the head, None where only logits are known or in old files
+    residuals : what single samples do to the bias, None in old files and where classes are many
     """
 
     moments: LogitMoments
@@ -114,6 +115,7 @@ class ModelStatistics:
     gradient_sum: FloatArray | None
     accuracy: FloatArray
     responses: Responses | None = None
+    residuals: ResidualMoments | None = None
 
     @property
     def num_classes(self) -> int:

@@ -5,12 +5,10 @@ from __future__ import annotations
 from rlu_cli.core.methods.base import Method
 from rlu_cli.core.methods.gls import GLS
 from rlu_cli.core.methods.rlu import RLU
+from rlu_cli.core.residuals import MOST_CLASSES
 from rlu_cli.core.types import IntArray, LocalTraining
 
 AUTO = "auto"
-
-_MOST_CLASSES = 200
-"""With more, gls's covariances and its 400 solutions take longer than seconds a client."""
 
 _FEWEST_SAMPLES = 10
 """Of fewer auxiliary samples a class on average, the covariances say too little."""
@@ -26,10 +24,10 @@ def best_method(
     Parameters
     ----------
     has_bias : whether the output layer has one
-    counts : auxiliary samples of each class whose logits are at hand one by one, None for none
+    counts : auxiliary samples of each class that residual moments are known of, None where they aren't
     can_replay : whether the client's training can be replayed, which several steps need, within seconds
     """
     if counts is None or not has_bias:
         return RLU
-    enough = counts.sum() >= _FEWEST_SAMPLES * len(counts) and len(counts) <= _MOST_CLASSES
+    enough = counts.sum() >= _FEWEST_SAMPLES * len(counts) and len(counts) <= MOST_CLASSES
     return GLS if enough and (training.steps == 1 or can_replay) else RLU

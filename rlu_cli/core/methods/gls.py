@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
+import torch
 
 from rlu_cli.core.methods.base import Capabilities, Method, Problem, solution_notes
 from rlu_cli.core.residuals import ResidualMoments
@@ -161,17 +162,21 @@ class Fit:
 
 def fit(model: ResidualModel, u: FloatArray) -> Fit:
     """The generalised least-squares proportions for u, shape (N − 1,)."""
-    from scipy.linalg import solve_triangular  # here: other methods start without SciPy
-
     M = model.mean
     z = np.full(M.shape[1], 1.0 / M.shape[1])
     for _ in range(_SWEEPS):
         root = np.linalg.cholesky(model.covariance(z))
-        white = solve_triangular(root, np.column_stack((M, u)), lower=True)
+        white = _solved(root, np.column_stack((M, u)))
         solution = simplex_least_squares(white[:, :-1], white[:, -1])
         z = solution.z
     freedom = len(u) + 1 - int(np.count_nonzero(z > 0))
     return Fit(model, solution, white[:, :-1], solution.residual**2, freedom)
+
+
+def _solved(root: FloatArray, columns: FloatArray) -> FloatArray:
+    """root⁻¹ columns for a lower triangular root."""
+    solved = torch.linalg.solve_triangular(*map(torch.from_numpy, (root, columns)), upper=False)
+    return np.asarray(solved.numpy())
 
 
 def solutions_of_like_updates(found: Fit, *, seed: int) -> FloatArray:
