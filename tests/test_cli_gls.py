@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from cli_tools import AUX, QUICK, call, sample, truth
+
+from rlu_cli.audit.statistics_file import read_statistics, write_statistics
 
 GLS = ("--method", "gls", *QUICK)
 
@@ -41,11 +44,23 @@ def test_untrained_rounds_are_certain() -> None:
         assert [row[side] for row in document["classes"]] == counts
 
 
-def test_stored_statistics_are_not_enough(tmp_path: Path) -> None:
+def test_stored_statistics_are_enough_for_one_step(tmp_path: Path) -> None:
     files = sample("untrained_m1", aux=None)
     stats = tmp_path / "stats.safetensors"
     assert call("estimate-logits", *files[:2], "--aux", AUX, "-o", stats, *QUICK).code == 0
-    message = call("recover", *files, "--stats", stats, "--method", "gls").refusal(2)
-    assert "--aux" in message
-    both = call("recover", *files, "--stats", stats, "--aux", AUX, "--method", "gls").document
+    measured = call("recover", *files, "--aux", AUX, *GLS).document
+    assert measured["counts"] == truth("untrained_m1")
+    stored = call("recover", *files, "--stats", stats, "--method", "gls").document
+    assert stored["classes"] == measured["classes"]
+
+
+def test_older_statistics_are_not(tmp_path: Path) -> None:
+    files = sample("untrained_m1", aux=None)
+    stats = tmp_path / "stats.safetensors"
+    assert call("estimate-logits", *files[:2], "--aux", AUX, "-o", stats, *QUICK).code == 0
+    found = read_statistics(stats)
+    write_statistics(stats, replace(found, statistics=replace(found.statistics, residuals=None)))
+    assert call("recover", *files, "--stats", stats).document["method"] == "rlu"
+    assert "--aux" in call("recover", *files, "--stats", stats, "--method", "gls").refusal(2)
+    both = call("recover", *files, "--stats", stats, "--aux", AUX, *GLS).document
     assert both["counts"] == truth("untrained_m1")

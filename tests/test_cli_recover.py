@@ -41,7 +41,7 @@ def test_document_of_the_plain_call() -> None:
     assert document["schema_version"] == 1
     assert document["command"] == "recover"
     assert document["rlu_version"] == __version__
-    assert document["method"] == "rlu"  # what auto stands for is said
+    assert document["method"] == "gls"  # what auto stands for is said
     assert document["seed"] == 0
     for role, name in (("global", "global"), ("local", "client_0")):
         path = SAMPLES / "untrained_m1" / f"{name}.safetensors"

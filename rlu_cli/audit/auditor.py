@@ -329,7 +329,7 @@ class Auditor:
             training,
             has_bias=has_bias,
             counts=None if known is None else known.counts,
-            can_replay=self.source.replay_cost(training) <= _REPLAY_COST,
+            can_replay=training.steps > 1 and self.source.replay_cost(training) <= _REPLAY_COST,
         )
 
     def _check_key(self, local: Checkpoint) -> None:

@@ -11,10 +11,9 @@ from numpy.typing import NDArray
 from rlu_cli.core.moments import logit_moments, softmax
 from rlu_cli.core.types import Activations, FloatArray, IntArray, LogitMoments
 
-
 MOST_CLASSES = 200
-"""Classes up to which the moments are kept beside other statistics: they are as large as those of the logits, and
-what is made of them takes longer than seconds a client with more."""
+"""Classes up to which the moments are kept beside other statistics: they are as large as those of the logits,
+and with more classes what is made of them takes longer than seconds a client."""
 
 
 class ResidualMoments(LogitMoments):

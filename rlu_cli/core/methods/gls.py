@@ -166,7 +166,7 @@ def fit(model: ResidualModel, u: FloatArray) -> Fit:
     z = np.full(M.shape[1], 1.0 / M.shape[1])
     for _ in range(_SWEEPS):
         root = np.linalg.cholesky(model.covariance(z))
-        white = _solved(root, np.column_stack((M, u)))
+        white = _solved(np.asarray(root), np.column_stack((M, u)))
         solution = simplex_least_squares(white[:, :-1], white[:, -1])
         z = solution.z
     freedom = len(u) + 1 - int(np.count_nonzero(z > 0))
