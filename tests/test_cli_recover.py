@@ -176,6 +176,13 @@ def test_a_table_only_when_asked_for() -> None:
     for word in ("ankle-boot", "sandal", "32 samples", "estimate"):
         assert word in " ".join(verbose.err.split())
     assert "\x1b" not in verbose.err
+    row = next(line for line in verbose.err.splitlines() if "sandal" in line)
+    first = plain.document["classes"][5]
+    assert f"{first['low']:.0f}–{first['high']:.0f}" in row
+    assert f"{first['presence']:.0%}" in row
+    pointwise = call(*flags, "-v", "--method", "rlu").err
+    assert "present" in verbose.err
+    assert "present" not in pointwise
 
 
 def test_warnings_go_to_stderr_and_into_the_document() -> None:

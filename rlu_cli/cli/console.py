@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress
 
+_BAR, _BAR_BESIDE_BOUNDS = 24, 14
+"""Characters of the longest bar: a terminal of 80 columns has room for all."""
+
 
 class Terminal:
     """stderr, as far as the user wants to see anything there."""
@@ -67,16 +70,23 @@ class Terminal:
 
 
 def recovery_table(terminal: Terminal, document: dict[str, Any]) -> None:
-    """The counts of one `recover` document, with a bar each."""
+    """The counts of one `recover` document with a bar each, and their bounds where the method has them."""
     classes = document["classes"]
     largest = max(1, *(entry["count"] for entry in classes))
+    bounded = classes[0]["low"] is not None
+    width = _BAR_BESIDE_BOUNDS if bounded else _BAR
+
+    def bounds(entry: dict[str, Any]) -> list[str]:
+        return [f"{entry['low']:.0f}–{entry['high']:.0f}", f"{entry['presence']:.0%}"] if bounded else []
+
     rows = [
         [
             str(entry["index"]),
             entry["name"],
             str(entry["count"]),
             f"{entry['estimate']:.1f}",
-            "█" * round(24 * entry["count"] / largest),
+            *bounds(entry),
+            "█" * round(width * entry["count"] / largest),
         ]
         for entry in classes
     ]
@@ -89,7 +99,8 @@ def recovery_table(terminal: Terminal, document: dict[str, Any]) -> None:
         f"model accuracy {diagnostics['aux_accuracy']:.0%}, embedding match "
         + ("unknown" if match is None else f"{match:.3f}")
     )
-    terminal.table(title, ("index", "class", "count", "estimate", ""), rows)
+    columns = ("index", "class", "count", "estimate", *(("95 %", "present") if bounded else ()), "")
+    terminal.table(title, columns, rows)
 
 
 def evaluation_table(terminal: Terminal, document: dict[str, Any]) -> None:
