@@ -301,13 +301,16 @@ class Auditor:
         whole = opened.weights() if needs_end else local
         end = self._end(whole, record.training.batch_size) if needs_end else None
         needs_residuals = any(method.needs_residuals for method in chosen)
+        needs_samples = any(method.needs_samples for method in chosen)
         observation = Observation(
             update=opened.update,
             head=opened.head,
             training=record.training,
             start=self._start(record.training.batch_size),
             end=None if end is None else end.statistics,
-            residuals=self._residuals(end, whole, record.training) if needs_residuals else None,
+            residuals=self._residuals(end, whole, record.training, needs_samples=needs_samples)
+            if needs_residuals
+            else None,
             constant_gradient=constant,
             rounding=opened.rounding,
             samples=self.run.samples,

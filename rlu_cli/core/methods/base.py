@@ -75,6 +75,7 @@ class Method:
     needs_bias : whether the head must have a bias
     uses_auxiliary : whether the counts depend on the auxiliary data
     needs_residuals : whether it wants single samples' residuals (`Observation.residuals`)
+    needs_samples : whether it wants the samples themselves beside them (`ResidualPath.samples`)
     """
 
     name: str
@@ -86,6 +87,7 @@ class Method:
     needs_bias: bool = False
     uses_auxiliary: bool = False
     needs_residuals: bool = False
+    needs_samples: bool = False
 
 
 def never(training: LocalTraining) -> bool:

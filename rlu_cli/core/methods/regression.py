@@ -218,4 +218,5 @@ REGRESSION = Method(
     needs_bias=True,
     uses_auxiliary=True,
     needs_residuals=True,
+    needs_samples=True,
 )
