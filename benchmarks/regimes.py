@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
@@ -60,6 +60,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--only", action="append", choices=REGIMES, help="a regime; may be repeated")
+    parser.add_argument("--method", action="append", choices=METHODS, help="may be repeated; default: all")
     parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "regimes.ndjson")
     arguments = parser.parse_args()
     images = open_dataset("fashion-mnist")
@@ -67,7 +68,7 @@ def main() -> None:
     arguments.output.write_text("", encoding="utf-8")
     for regime in arguments.only or REGIMES:
         for seed in range(arguments.first_seed, arguments.first_seed + arguments.seeds):
-            found = list(measure(images, regime, seed))
+            found = list(measure(images, regime, seed, arguments.method or METHODS))
             rows += found
             with arguments.output.open("a", encoding="utf-8") as handle:
                 handle.writelines(json.dumps(row, allow_nan=False) + "\n" for row in found)
@@ -75,8 +76,8 @@ def main() -> None:
     print(table(rows))
 
 
-def measure(images: ImageSet, regime: str, seed: int) -> Iterator[Row]:
-    """Scores of every client of one round, by all methods on the same files."""
+def measure(images: ImageSet, regime: str, seed: int, methods: Sequence[str]) -> Iterator[Row]:
+    """Scores of every client of one round, by each of ``methods`` on the same files."""
     reached, options = REGIMES[regime]
     start = lenet_at_accuracy(images, reached, seed=seed)
     if "epochs" in options:
@@ -95,7 +96,7 @@ def measure(images: ImageSet, regime: str, seed: int) -> Iterator[Row]:
             if auditor is None:
                 auditor = Auditor(round_ / "global.safetensors", [local], aux=root / AUX, run=RunOptions())
             truth = np.array(line.counts)
-            for method in METHODS:
+            for method in methods:
                 began = perf_counter()
                 found = auditor.recover(local, TrainingOptions(), [method]).recoveries[0]
                 row = {
@@ -123,21 +124,22 @@ def few(images: ImageSet, seed: int) -> ImageSet:
 def table(rows: list[Row]) -> str:
     """Regime by method, with the bounds' coverage and mean width as a share of all samples."""
     lines = []
+    methods = [m for m in METHODS if any(row["method"] == m for row in rows)]
     for regime in dict.fromkeys(row["regime"] for row in rows):
-        by = {m: [r for r in rows if r["regime"] == regime and r["method"] == m] for m in METHODS}
-        bounded = [by[m] for m in METHODS if "covered" in by[m][0]]
+        by = {m: [r for r in rows if r["regime"] == regime and r["method"] == m] for m in methods}
+        bounded = [by[m] for m in methods if "covered" in by[m][0]]
         lines.append(
             (
                 regime,
-                str(len(by["gls"])),
-                *(mean_sd(r["iAcc"] for r in by[m]) for m in METHODS),
-                *(mean_sd(r["cAcc"] for r in by[m]) for m in METHODS),
+                str(len(by[methods[0]])),
+                *(mean_sd(r["iAcc"] for r in by[m]) for m in methods),
+                *(mean_sd(r["cAcc"] for r in by[m]) for m in methods),
                 *(f"{np.mean([r['presence_cAcc'] for r in found]):.3f}" for found in bounded),
                 *(", ".join(f"{np.mean([r[k] for r in found]):.1%}" for k in BOUNDS) for found in bounded),
             )
         )
-    with_bounds = [m for m in METHODS if any("covered" in row for row in rows if row["method"] == m)]
-    columns = ("model, training", "clients", *(f"{m} iAcc" for m in METHODS), *(f"{m} cAcc" for m in METHODS))
+    with_bounds = [m for m in methods if any("covered" in row for row in rows if row["method"] == m)]
+    columns = ("model, training", "clients", *(f"{m} iAcc" for m in methods), *(f"{m} cAcc" for m in methods))
     presence = (f"{m} cAcc by presence" for m in with_bounds)
     return markdown((*columns, *presence, *(f"{m} bounds hold, width" for m in with_bounds)), lines)
 
