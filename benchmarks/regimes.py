@@ -124,21 +124,21 @@ def few(images: ImageSet, seed: int) -> ImageSet:
 def table(rows: list[Row]) -> str:
     """Regime by method, with the bounds' coverage and mean width as a share of all samples."""
     lines = []
+    with_bounds = [m for m in METHODS if any("covered" in row for row in rows if row["method"] == m)]
     methods = [m for m in METHODS if any(row["method"] == m for row in rows)]
     for regime in dict.fromkeys(row["regime"] for row in rows):
         by = {m: [r for r in rows if r["regime"] == regime and r["method"] == m] for m in methods}
-        bounded = [by[m] for m in methods if "covered" in by[m][0]]
+        bounded = [[r for r in by[m] if "covered" in r] for m in with_bounds]
         lines.append(
             (
                 regime,
                 str(len(by[methods[0]])),
                 *(mean_sd(r["iAcc"] for r in by[m]) for m in methods),
                 *(mean_sd(r["cAcc"] for r in by[m]) for m in methods),
-                *(f"{np.mean([r['presence_cAcc'] for r in found]):.3f}" for found in bounded),
-                *(", ".join(f"{np.mean([r[k] for r in found]):.1%}" for k in BOUNDS) for found in bounded),
+                *(f"{np.mean([r['presence_cAcc'] for r in b]):.3f}" if b else "" for b in bounded),
+                *(", ".join(f"{np.mean([r[k] for r in b]):.1%}" for k in BOUNDS if b) for b in bounded),
             )
         )
-    with_bounds = [m for m in methods if any("covered" in row for row in rows if row["method"] == m)]
     columns = ("model, training", "clients", *(f"{m} iAcc" for m in methods), *(f"{m} cAcc" for m in methods))
     presence = (f"{m} cAcc by presence" for m in with_bounds)
     return markdown((*columns, *presence, *(f"{m} bounds hold, width" for m in with_bounds)), lines)

@@ -71,6 +71,15 @@ def test_covariance_is_the_literal_sum() -> None:
     np.testing.assert_allclose(model.covariance(z), expected, rtol=1e-10)
 
 
+def test_no_bounds_beyond_the_steps_that_they_were_checked_for() -> None:
+    for steps in (1, 10, 20, 21, 100):
+        observation, truth = scripted_observation(LocalTraining(steps, 16, 0.01))
+        found = recover_labels(observation, method="gls")
+        bounds = (found.low, found.high, found.presence)
+        assert [part is not None for part in bounds] == [steps <= 20] * 3
+        assert found.counts.sum() == truth.sum()
+
+
 def test_two_ends_leave_the_place_between_them_uncertain() -> None:
     training, z = LocalTraining(10, 8, 0.1), np.full(N, 1 / N)
     first, second = exact_moments(4), exact_moments(5)

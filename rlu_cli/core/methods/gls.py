@@ -30,6 +30,9 @@ _FLOOR = 1e-3
 _ASTRAY = 0.1
 """Standard deviation of where between its two ends the client's gradients were taken."""
 
+_BOUNDED_STEPS = 20
+"""Steps up to which there are bounds: some 95 % hold at ten, but of clients that ran 157 only 60 %."""
+
 _DRAWS = 400
 _LEVEL = 0.95
 
@@ -100,7 +103,8 @@ def solve(problem: Problem) -> Estimate:
     local model. One replay corrects the mix; of the following ones the last solution takes the mean, and
     their differences for an error.
 
-    The bounds are those of 95 % of the solutions for updates drawn again from the error model.
+    The bounds are those of 95 % of the solutions for updates drawn again from the error model; of more than
+    20 steps there are none, since a replay is an error of its own that they would not know of.
 
     Assumptions: auxiliary samples like the client's; the client's optimiser known, for the replays.
     Uses Δb and single auxiliary samples' softmax values.
@@ -124,9 +128,12 @@ def solve(problem: Problem) -> Estimate:
     if replayed:
         found = fit(ResidualModel([(1 / len(replayed), m) for m in replayed], training, replays=True), u)
     total, solution = training.samples, found.solution
-    draws = total * solutions_of_like_updates(found, seed=problem.observation.seed)
-    edge = (1 - _LEVEL) / 2
-    low, high = np.rint(np.quantile(draws, [edge, 1 - edge], axis=0))
+    low = high = presence = None
+    if training.steps <= _BOUNDED_STEPS:
+        draws = total * solutions_of_like_updates(found, seed=problem.observation.seed)
+        edge = (1 - _LEVEL) / 2
+        low, high = np.rint(np.quantile(draws, [edge, 1 - edge], axis=0))
+        presence = np.mean(draws >= 0.5, axis=0)
     return Estimate(
         solution.z,
         {
@@ -140,7 +147,7 @@ def solve(problem: Problem) -> Estimate:
         solution_notes(solution, known_to_the_end=training.steps == 1 or path.end is not None),
         low=low,
         high=high,
-        presence=np.mean(draws >= 0.5, axis=0),
+        presence=presence,
     )
 
 
