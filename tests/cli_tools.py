@@ -99,6 +99,16 @@ def truth(round_: str, client: int = 0) -> list[int]:
     return document["clients"][f"client_{client}"]["counts"]
 
 
+def within_bounds(document: Mapping[str, Any], counts: list[int]) -> int:
+    """How many of the true counts lie within the bounds of a `recover` document, which must be in order."""
+    inside = 0
+    for row, count in zip(document["classes"], counts, strict=True):
+        assert 0 <= row["low"] <= row["count"] <= row["high"] <= document["total"]
+        assert 0.0 <= row["presence"] <= 1.0
+        inside += row["low"] <= count <= row["high"]
+    return inside
+
+
 def tensors(path: Path) -> dict[str, Tensor]:
     """A checkpoint's tensors, to be changed and saved again."""
     return {name: tensor.clone() for name, tensor in read_checkpoint(path).tensors.items()}

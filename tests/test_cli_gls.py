@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from cli_tools import AUX, QUICK, call, sample, truth
+from cli_tools import AUX, QUICK, call, sample, truth, within_bounds
 
 from rlu_cli.audit.statistics_file import read_statistics, write_statistics
 
@@ -15,12 +15,7 @@ GLS = ("--method", "gls", *QUICK)
 def test_bounds_and_presence() -> None:
     document = call("recover", *sample("trained_m10"), *GLS).document
     counts = truth("trained_m10")
-    inside = 0
-    for row, count in zip(document["classes"], counts, strict=True):
-        assert 0 <= row["low"] <= row["count"] <= row["high"] <= document["total"]
-        assert 0.0 <= row["presence"] <= 1.0
-        inside += row["low"] <= count <= row["high"]
-    assert inside >= 8
+    assert within_bounds(document, counts) >= 8
     present = [row["presence"] for row in document["classes"]]
     assert min(p for p, count in zip(present, counts, strict=True) if count > 20) > 0.95
     assert document["diagnostics"]["replays"] == 3
