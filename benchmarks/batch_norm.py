@@ -36,6 +36,7 @@ SMALL_NETWORKS = {
 }
 LARGE_NETWORKS = {"VGG-16": "vgg16", "ResNet-50": "resnet50"}
 TRAINING_STEPS = 2500
+LARGE_STEPS = 100
 
 
 def small_rounds() -> Iterator[Round]:
@@ -50,19 +51,20 @@ def small_rounds() -> Iterator[Round]:
 
 
 def large_rounds() -> Iterator[Round]:
-    """Few clients, as a step takes seconds: 12 of three seeds for one step, 3 for ten.
+    """Few clients, as a step takes seconds: 12 of three seeds for one step, 3 for ten (6 of trained models).
 
-    Trained ones on ten classes of Fashion-MNIST, which takes a hundred steps and not thousands.
+    Trained ones on ten classes of Fashion-MNIST, which takes hundreds of steps and not thousands.
     """
     for arch in LARGE_NETWORKS.values():
         for seed in range(3):
             yield from _ways(_round(GLYPHS, arch, seed, 1, clients=4, aux=20))
         for seed in range(3):
             yield from _ways(_round(GLYPHS, arch, seed, 10, clients=1, aux=20))
-        for steps in (1, 10):
-            yield from _ways(
-                _round(FASHION, arch, 0, steps, clients=4 if steps == 1 else 2, aux=50, pretraining=100)
-            )
+        for seed in range(3):
+            for steps, clients in ((1, 4), (10, 2)):
+                yield from _ways(
+                    _round(FASHION, arch, seed, steps, clients=clients, aux=50, pretraining=LARGE_STEPS)
+                )
 
 
 def _round(

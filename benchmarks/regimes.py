@@ -23,7 +23,7 @@ from common import NORMALIZATION, lenet_at_accuracy, machine, markdown, mean_sd
 
 from rlu_cli.audit.auditor import Auditor
 from rlu_cli.audit.options import RunOptions, SimulationOptions, StepOptions, TrainingOptions
-from rlu_cli.core.metrics import score_counts
+from rlu_cli.core.metrics import score_bounds, score_counts
 from rlu_cli.images import ImageSet
 from rlu_cli.images.datasets import open_dataset
 from rlu_cli.simulation.archive import AUX, read_truth_lines, round_folder
@@ -50,7 +50,7 @@ REGIMES: dict[str, tuple[float, dict[str, Any]]] = {
 }
 METHODS = ("rlu", "gls", "regression")
 
-BOUNDS = ("covered", "width")
+BOUNDS = ("bounds_hold", "bounds_width")
 
 Row = dict[str, Any]
 
@@ -99,20 +99,16 @@ def measure(images: ImageSet, regime: str, seed: int, methods: Sequence[str]) ->
             for method in methods:
                 began = perf_counter()
                 found = auditor.recover(local, TrainingOptions(), [method]).recoveries[0]
-                row = {
+                yield {
                     "regime": regime,
                     "seed": seed,
                     "client": line.client,
                     "method": method,
                     "accuracy": line.accuracy,
                     **score_counts(found.counts, truth).document(),
+                    **score_bounds(found, truth),
                     "seconds": perf_counter() - began,
                 }
-                if found.low is not None and found.high is not None and found.presence is not None:
-                    row["covered"] = float(np.mean((found.low <= truth) & (truth <= found.high)))
-                    row["width"] = float(np.mean(found.high - found.low)) / found.total
-                    row["presence_cAcc"] = float(np.mean((found.presence > 0.5) == (truth > 0)))
-                yield row
 
 
 def few(images: ImageSet, seed: int) -> ImageSet:
@@ -124,11 +120,11 @@ def few(images: ImageSet, seed: int) -> ImageSet:
 def table(rows: list[Row]) -> str:
     """Regime by method, with the bounds' coverage and mean width as a share of all samples."""
     lines = []
-    with_bounds = [m for m in METHODS if any("covered" in row for row in rows if row["method"] == m)]
+    with_bounds = [m for m in METHODS if any("bounds_hold" in row for row in rows if row["method"] == m)]
     methods = [m for m in METHODS if any(row["method"] == m for row in rows)]
     for regime in dict.fromkeys(row["regime"] for row in rows):
         by = {m: [r for r in rows if r["regime"] == regime and r["method"] == m] for m in methods}
-        bounded = [[r for r in by[m] if "covered" in r] for m in with_bounds]
+        bounded = [[r for r in by[m] if "bounds_hold" in r] for m in with_bounds]
         lines.append(
             (
                 regime,

@@ -231,7 +231,7 @@ def _recover(round_: Round, root: Path, device: str) -> Rows:
             "client": pair.client,
             "method": pair.method,
             "model_accuracy": pair.accuracy,
-            **pair.scores.document(),
+            **pair.numbers(),
             "warnings": list(pair.warnings),
         }
         for pair in pairs

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlu_cli.core.metrics import score_counts, uniform_counts
+from rlu_cli.core.metrics import score_bounds, score_counts, uniform_counts
+from rlu_cli.core.types import FloatArray, Recovery
 
 
 def test_hand_computed_case() -> None:
@@ -79,3 +80,19 @@ def test_uniform_guess() -> None:
 def test_refuses_what_cannot_be_compared(recovered: list[int], truth: list[int]) -> None:
     with pytest.raises(ValueError, match="expected counts"):
         score_counts(np.array(recovered, dtype=np.int64), np.array(truth, dtype=np.int64))
+
+
+def test_bounds_by_hand() -> None:
+    truth = np.array([4, 0, 3, 1, 0])
+    low, high = np.array([4.0, 1, 1, 0, 0]), np.array([4.0, 2, 2, 3, 0])
+    presence = np.array([0.9, 0.6, 0.9, 0.2, 0.1])
+
+    def recovery(**bars: FloatArray) -> Recovery:
+        bounds = {"low": None, "high": None, "presence": None, **bars}
+        return Recovery("gls", 8, truth, 1.0 * truth, **bounds, diagnostics={}, warnings=())
+
+    scores = score_bounds(recovery(low=low, high=high, presence=presence), truth)
+    assert scores == pytest.approx(
+        {"bounds_hold": 3 / 5, "bounds_width": (0 + 1 + 1 + 3 + 0) / 5 / 8, "presence_cAcc": 3 / 5}
+    )
+    assert score_bounds(recovery(), truth) == {}

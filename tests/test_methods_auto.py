@@ -11,32 +11,81 @@ from cli_tools import AUX, QUICK, SAMPLES, call, sample, tensors, write_safetens
 from torch import nn
 
 from rlu_cli.core.methods import best_method
+from rlu_cli.core.methods.gls import ResidualModel, foreseen_error
+from rlu_cli.core.residuals import ResidualMoments
 from rlu_cli.core.types import LocalTraining
 from rlu_cli.models import LeNet5, multiply_adds
 
 ONE, TEN = LocalTraining(1, 32, 0.01), LocalTraining(10, 32, 0.01)
 
 
+def residuals_like(spread: float, counts: tuple[int, ...]) -> ResidualMoments:
+    """Of samples that the model gets right but for noise of this size."""
+    N = len(counts)
+    mean = np.eye(N) - 0.9 * np.eye(N) - 0.1 / N
+    factor = spread * (np.eye(N) - 1 / N)
+    return ResidualMoments(mean, np.broadcast_to(factor, (N, N, N)).copy(), np.array(counts))
+
+
+SURE, UNSURE = 1e-6, 0.05
+
+
 @pytest.mark.parametrize(
-    ("training", "has_bias", "counts", "can_replay", "expected"),
+    ("training", "has_bias", "counts", "spread", "has_samples", "can_replay", "expected"),
     [
-        (ONE, True, (10,) * 10, False, "gls"),
-        (ONE, True, (5, 15) * 5, False, "gls"),
-        (TEN, True, (10,) * 10, True, "gls"),
-        (TEN, True, (10,) * 10, False, "rlu"),
-        (ONE, False, (10,) * 10, False, "rlu"),
-        (ONE, True, None, False, "rlu"),
-        (ONE, True, (10,) * 9 + (9,), False, "rlu"),
-        (ONE, True, (10,) * 200, False, "gls"),
-        (ONE, True, (10,) * 201, False, "rlu"),
+        (ONE, True, (10,) * 10, SURE, True, False, "gls"),
+        (ONE, True, (10,) * 10, UNSURE, True, False, "regression"),
+        (ONE, True, (10,) * 10, UNSURE, False, False, "gls"),
+        (ONE, True, (5, 15) * 5, UNSURE, True, False, "gls"),
+        (ONE, True, (10,) * 20, UNSURE, True, False, "regression"),
+        (ONE, True, (10,) * 21, UNSURE, True, False, "gls"),
+        (LocalTraining(1, 2001, 0.01), True, (10,) * 10, UNSURE, True, False, "gls"),
+        (TEN, True, (10,) * 10, UNSURE, True, True, "gls"),
+        (TEN, True, (10,) * 10, UNSURE, True, False, "rlu"),
+        (ONE, False, (10,) * 10, UNSURE, True, False, "rlu"),
+        (ONE, True, None, UNSURE, True, False, "rlu"),
+        (ONE, True, (10,) * 9 + (9,), UNSURE, True, False, "rlu"),
+        (ONE, True, (10,) * 200, UNSURE, True, False, "gls"),
+        (ONE, True, (10,) * 201, UNSURE, True, False, "rlu"),
     ],
 )
-def test_gls_where_it_has_what_it_needs(
-    training: LocalTraining, has_bias: bool, counts: tuple[int, ...] | None, can_replay: bool, expected: str
+def test_the_best_that_has_what_it_needs(
+    training: LocalTraining,
+    has_bias: bool,
+    counts: tuple[int, ...] | None,
+    spread: float,
+    has_samples: bool,
+    can_replay: bool,
+    expected: str,
 ) -> None:
-    known = None if counts is None else np.array(counts)
-    found = best_method(training, has_bias=has_bias, counts=known, can_replay=can_replay)
+    known = None if counts is None else residuals_like(spread, counts)
+    found = best_method(
+        training, has_bias=has_bias, residuals=known, has_samples=has_samples, can_replay=can_replay
+    )
     assert found.name == expected
+
+
+@pytest.mark.parametrize("spread", [0.003, 0.01])
+def test_the_foreseen_error_is_that_of_many_updates(spread: float) -> None:
+    training = LocalTraining(1, 200, 0.01)
+    model = ResidualModel([(1.0, residuals_like(spread, (50,) * 4))], training)
+    z = np.full(4, 0.25)
+    rng = np.random.default_rng(0)
+    noise = np.linalg.cholesky(model.covariance(z)) @ rng.standard_normal((3, 4000))
+    M = np.vstack((model.mean, np.ones(4)))
+    off = np.linalg.solve(M, np.vstack((noise, np.zeros(4000))))  # N equations determine z
+    assert foreseen_error(model) == pytest.approx(np.abs(off).sum(axis=0).mean() / 2, rel=0.03)
+
+
+def test_one_step_of_a_trained_model_is_for_regression(tmp_path: Path) -> None:
+    flags = ["recover", *sample("trained_m1"), *QUICK]
+    by_default = call(*flags).document
+    assert by_default["method"] == "regression"
+    assert by_default["classes"] == call(*flags, "--method", "regression").document["classes"]
+    stats = tmp_path / "stats.safetensors"
+    files = sample("trained_m1", aux=None)
+    assert call("estimate-logits", *files[:2], "--aux", AUX, "-o", stats, *QUICK).code == 0
+    assert call("recover", *files, "--stats", stats, *QUICK).document["method"] == "gls"
 
 
 def test_few_images_and_searches_are_for_rlu() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from rlu_cli.audit.history import GLOBAL_STEM
 from rlu_cli.audit.options import AuxOptions, HistoryOptions, ModelOptions, RunOptions, TrainingOptions
 from rlu_cli.audit.progress import Reporter, silent
 from rlu_cli.audit.report import envelope
-from rlu_cli.core.metrics import Scores, score_counts, uniform_counts
+from rlu_cli.core.metrics import Scores, score_bounds, score_counts, uniform_counts
 from rlu_cli.core.types import IntArray
 from rlu_cli.errors import FileError, MismatchError
 from rlu_cli.files.regular import is_folder
@@ -28,7 +28,7 @@ UNIFORM = "(uniform)"
 
 @dataclass(frozen=True)
 class ScoredPair:
-    """The scores of one method on one client's round."""
+    """The scores of one method on one client's round; of its bounds too, where it has any."""
 
     round: int
     client: str
@@ -37,6 +37,11 @@ class ScoredPair:
     method: str
     scores: Scores
     warnings: tuple[str, ...]
+    bounds: dict[str, float] = field(default_factory=dict)
+
+    def numbers(self) -> dict[str, float]:
+        """All scores by name."""
+        return {**self.scores.document(), **self.bounds}
 
 
 def evaluate_archive(
@@ -94,8 +99,16 @@ def evaluate_archive(
                 scheme = client.training.training.scheme
                 for found in client.recoveries:
                     codes = tuple(note.code for note in (*client.notes, *found.warnings))
-                    scores = score_counts(found.counts, truth)
-                    yield ScoredPair(number, line.client, scheme, line.accuracy, found.method, scores, codes)
+                    yield ScoredPair(
+                        number,
+                        line.client,
+                        scheme,
+                        line.accuracy,
+                        found.method,
+                        score_counts(found.counts, truth),
+                        codes,
+                        score_bounds(found, truth),
+                    )
                 guess = score_counts(uniform_counts(len(truth), int(truth.sum())), truth)
                 yield ScoredPair(number, line.client, scheme, line.accuracy, UNIFORM, guess, ())
                 done += 1
@@ -119,7 +132,7 @@ def archive_document(root: Path, pairs: Sequence[ScoredPair]) -> dict[str, Any]:
                 "scheme": p.scheme,
                 "model_accuracy": p.accuracy,
                 "method": p.method,
-                **p.scores.document(),
+                **p.numbers(),
                 "warnings": list(p.warnings),
             }
             for p in pairs
@@ -130,7 +143,7 @@ def archive_document(root: Path, pairs: Sequence[ScoredPair]) -> dict[str, Any]:
 def _summary(pairs: Sequence[ScoredPair]) -> dict[str, Any]:
     columns: dict[str, list[float]] = {}
     for pair in pairs:
-        for name, value in pair.scores.document().items():
+        for name, value in pair.numbers().items():
             columns.setdefault(name, []).append(value)
     first = pairs[0]
     return {

@@ -327,11 +327,11 @@ class Auditor:
         """What ``auto`` stands for. It hangs on how clients train, not on their numbers."""
         if self.run.search_iterations:
             return METHODS["rlu"]
-        known = self._start(training.batch_size).residuals
         return best_method(
             training,
             has_bias=has_bias,
-            counts=None if known is None else known.counts,
+            residuals=self._start(training.batch_size).residuals,
+            has_samples=self.source.has_samples,
             can_replay=training.steps > 1 and self.source.replay_cost(training) <= _REPLAY_COST,
         )
 

@@ -42,6 +42,7 @@ class GivenLogits:
     """
 
     reads_weights = False
+    has_samples = True
 
     def __init__(
         self,

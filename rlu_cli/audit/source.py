@@ -22,9 +22,13 @@ class Source(Protocol):
     """Activations of the global model, and of any local one.
 
     reads_weights : whether it needs all of a model's weights, not its output layer alone
+    has_samples : whether there are single auxiliary samples to be had
     """
 
     reads_weights: bool
+
+    @property
+    def has_samples(self) -> bool: ...
 
     @property
     def notes(self) -> Sequence[Note]:

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 import numpy as np
 
 from rlu_cli.core.rounding import round_to_total
-from rlu_cli.core.types import IntArray
+from rlu_cli.core.types import IntArray, Recovery
 
 
 @dataclass(frozen=True)
@@ -51,6 +51,23 @@ def score_counts(recovered: IntArray, truth: IntArray) -> Scores:
         exact_counts=float(np.mean(recovered == truth)),
         total_variation=float(0.5 * np.abs(recovered / claimed - truth / total).sum()),
     )
+
+
+def score_bounds(recovery: Recovery, truth: IntArray) -> dict[str, float]:
+    """What a method's error bars are worth; empty for a method without.
+
+    bounds_hold = |{n : low_n ≤ N_n ≤ high_n}| / N,     to be 0.95
+    bounds_width = Σ_n (high_n − low_n) / (N Σ_n N_n)
+    presence_cAcc = |{n : [presence_n > ½] = [N_n > 0]}| / N
+    """
+    low, high, presence = recovery.low, recovery.high, recovery.presence
+    if low is None or high is None or presence is None:
+        return {}
+    return {
+        "bounds_hold": float(np.mean((low <= truth) & (truth <= high))),
+        "bounds_width": float(np.mean(high - low) / truth.sum()),
+        "presence_cAcc": float(np.mean((presence > 0.5) == (truth > 0))),
+    }
 
 
 def uniform_counts(num_classes: int, total: int) -> IntArray:

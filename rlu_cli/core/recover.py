@@ -154,7 +154,8 @@ def _automatic(observation: Observation) -> Method:
     return best_method(
         observation.training,
         has_bias=observation.head.bias is not None,
-        counts=None if path is None else path.start.counts,
+        residuals=None if path is None else path.start,
+        has_samples=path is not None and path.samples is not None,
         can_replay=path is not None and path.replay is not None,
     )
 

@@ -180,6 +180,20 @@ def fit(model: ResidualModel, u: FloatArray) -> Fit:
     return Fit(model, solution, white[:, :-1], solution.residual**2, freedom)
 
 
+def foreseen_error(model: ResidualModel) -> float:
+    """E ½‖ẑ − z‖₁ at equal proportions z, as far as the error model goes, the bounds of z left aside.
+
+    Cov ẑ = T (Tᵀ Mᵀ Σ⁻¹ M T)⁻¹ Tᵀ,     T a basis of {Σ_n z_n = 0}
+    """
+    N = model.mean.shape[1]
+    root = np.linalg.cholesky(model.covariance(np.full(N, 1.0 / N)))
+    T = np.linalg.svd(np.ones((1, N)))[2][1:].T
+    design = _solved(np.asarray(root), model.mean @ T)
+    spread = T @ np.linalg.pinv(design)
+    deviations = np.sqrt(np.sum(spread**2, axis=1))
+    return float(np.sum(deviations) / np.sqrt(2 * np.pi))
+
+
 def _solved(root: FloatArray, columns: FloatArray) -> FloatArray:
     """root⁻¹ columns for a lower triangular root."""
     solved = torch.linalg.solve_triangular(*map(torch.from_numpy, (root, columns)), upper=False)

@@ -14,7 +14,15 @@ from rlu_cli.core.methods.gls import solve as solve_by_gls
 from rlu_cli.core.regressor import Prediction, Regressor
 from rlu_cli.core.residuals import ResidualMoments
 from rlu_cli.core.synthetic_clients import ClientSimulator, SyntheticClients, update_features
-from rlu_cli.core.types import Activations, Estimate, FloatArray, LocalTraining, ModelStatistics, Note
+from rlu_cli.core.types import (
+    Activations,
+    Estimate,
+    FloatArray,
+    IntArray,
+    LocalTraining,
+    ModelStatistics,
+    Note,
+)
 
 _CLIENTS = 24
 """Made-up clients for each of the Monte Carlo samples that are asked for."""
@@ -77,7 +85,9 @@ def solve(problem: Problem) -> Estimate:
     observation = problem.observation
     path = observation.residuals
     assert path is not None
-    why = _out_of_scope(path.samples, problem)
+    why = out_of_scope(path.start.counts, observation.training)
+    if path.samples is None and why is None:
+        why = "single auxiliary samples' logits are unknown, and regression simulates clients from them"
     if path.samples is None or why is not None:
         return _by_gls(problem, Note("regression-not-fitted", f"{why}: the counts are those of gls"))
     regression = _regression(problem, path.samples, path.start)
@@ -119,13 +129,16 @@ def widening_for(prediction: Prediction, clients: SyntheticClients) -> float:
     return max(0.0, float(np.quantile(np.maximum(below, above), _LEVEL)))
 
 
-def _out_of_scope(samples: Activations | None, problem: Problem) -> str | None:
-    classes, total, steps = problem.num_classes, problem.total, problem.observation.training.steps
-    if steps > 1:
-        return f"the client took {steps} steps, and regression simulates one"
-    if samples is None:
-        return "single auxiliary samples' logits are unknown, and regression simulates clients from them"
-    fewest = int(np.bincount(samples.labels, minlength=classes).min())
+def out_of_scope(counts: IntArray, training: LocalTraining) -> str | None:
+    """Why there is no regression for such a client, None where there is one.
+
+    Parameters
+    ----------
+    counts : auxiliary samples of each class
+    """
+    classes, fewest, total = len(counts), int(counts.min()), training.samples
+    if training.steps > 1:
+        return f"the client took {training.steps} steps, and regression simulates one"
     if classes > _MOST_CLASSES:
         return f"there are {classes} classes, and regression is made for {_MOST_CLASSES} at most"
     if total > _MOST_SAMPLES:

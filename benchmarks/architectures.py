@@ -1,0 +1,109 @@
+"""Methods rlu, gls and regression on other networks than LeNet-5: scores, and how often bounds hold.
+
+    python -m benchmarks.architectures
+
+Real SGD clients, ten classes of Fashion-MNIST in colour, 32x32, Dirichlet 0.5, batch 32, lr 0.01, 100 auxiliary
+images a class. Trained models come from central SGD on what the clients hold. Prints Markdown; every client's
+scores are in results/architectures.ndjson, and rounds that are there already are not measured again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.common import machine, markdown, mean_sd
+from benchmarks.data import images
+from benchmarks.rounds import Bench, Pretraining, Results, Round, Rows
+from rlu_cli.audit.options import SimulationOptions, StepOptions
+
+DATA = "fashion-mnist-32-2000"
+SMALL = "benchmarks/networks.py:small_cnn:num_classes=10"
+NETWORKS = {
+    "CNN, BatchNorm": SMALL,
+    "CNN, GroupNorm": f"{SMALL},norm=group",
+    "CNN, no norm": f"{SMALL},norm=none",
+    "LeNet-5, tanh": "lenet5:activation=tanh",
+}
+TRAINED = Pretraining(1000, lr=0.02)
+METHODS = ("rlu", "gls", "regression")
+CLIENTS = 5
+
+
+def rounds(seeds: int) -> Iterator[Round]:
+    """Untrained and trained models, one step and ten, for each network and seed."""
+    for pretraining in (Pretraining(), TRAINED):
+        for steps in (1, 10):
+            for arch in NETWORKS.values():
+                for seed in range(seeds):
+                    yield Round(
+                        DATA,
+                        arch,
+                        "half",
+                        seed,
+                        StepOptions(lr="0.01", batch_size=32, steps=steps),
+                        SimulationOptions(rounds=1, aux_per_class=100, participation=CLIENTS / 10),
+                        pretraining,
+                        methods=METHODS if steps == 1 else METHODS[:2],
+                    )
+
+
+def table(rows: Rows) -> str:
+    """Network and stage by line, the methods side by side."""
+    names = {arch: name for name, arch in NETWORKS.items()}
+    groups: dict[tuple[str, int, bool], Rows] = {}
+    for row in rows:
+        r: Round = row["round"]
+        groups.setdefault((r.arch, r.training.steps or 0, r.pretraining.steps > 0), []).append(row)
+    lines = []
+    for (arch, steps, trained), group in groups.items():
+        by = {method: [row for row in group if row["method"] == method] for method in METHODS}
+        accuracy = float(np.mean([row["model_accuracy"] for row in group]))
+        lines.append(
+            (
+                names[arch],
+                f"{accuracy:.0%}" if trained else "untrained",
+                str(steps),
+                str(len(by["rlu"])),
+                *(mean_sd(row["iAcc"] for row in found) if found else "" for found in by.values()),
+                *(_bounds(by[method]) for method in METHODS[1:]),
+            )
+        )
+    bounds = (f"{method} bounds hold, width" for method in METHODS[1:])
+    columns = ("network", "model", "m", "clients", *(f"{m} iAcc" for m in METHODS), *bounds)
+    return markdown(columns, lines)
+
+
+def _bounds(rows: Rows) -> str:
+    kept = [row for row in rows if "bounds_hold" in row]
+    if not kept:
+        return ""
+    return ", ".join(f"{np.mean([row[key] for row in kept]):.1%}" for key in ("bounds_hold", "bounds_width"))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--jobs", type=int, default=1, help="simulations at a time")
+    parser.add_argument(
+        "--results", type=Path, default=Path(__file__).parent / "results" / "architectures.ndjson"
+    )
+    chosen = parser.parse_args()
+    log = sys.stderr
+    bench = Bench(
+        Results(chosen.results),
+        images,
+        jobs=chosen.jobs,
+        log=lambda text: print(text, file=log, flush=True),
+    )
+    rows = bench.measure(rounds(chosen.seeds))
+    print(f"{machine()}; mean ± standard deviation over clients\n")
+    print(table(rows))
+
+
+if __name__ == "__main__":
+    main()
