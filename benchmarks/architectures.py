@@ -2,9 +2,10 @@
 
     python -m benchmarks.architectures
 
-Real SGD clients, ten classes of Fashion-MNIST in colour, 32x32, Dirichlet 0.5, batch 32, lr 0.01, 100 auxiliary
-images a class. Trained models come from central SGD on what the clients hold. Prints Markdown; every client's
-scores are in results/architectures.ndjson, and rounds that are there already are not measured again.
+Real SGD clients, ten classes of Fashion-MNIST in colour, 32x32, Dirichlet 0.5, batch 32, lr 0.01, 100
+auxiliary images a class. Trained models come from central SGD on what the clients hold. Prints Markdown;
+every client's scores are in results/architectures.ndjson, and rounds that are there already are not measured
+again.
 """
 
 from __future__ import annotations

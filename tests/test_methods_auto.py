@@ -16,7 +16,7 @@ from rlu_cli.core.residuals import ResidualMoments
 from rlu_cli.core.types import LocalTraining
 from rlu_cli.models import LeNet5, multiply_adds
 
-ONE, TEN = LocalTraining(1, 32, 0.01), LocalTraining(10, 32, 0.01)
+ONE, TEN, LONG = (LocalTraining(steps, 32, 0.01, distinct=32) for steps in (1, 10, 21))
 
 
 def residuals_like(spread: float, counts: tuple[int, ...]) -> ResidualMoments:
@@ -41,6 +41,11 @@ SURE, UNSURE = 1e-6, 0.05
         (ONE, True, (10,) * 21, UNSURE, True, False, "gls"),
         (LocalTraining(1, 2001, 0.01), True, (10,) * 10, UNSURE, True, False, "gls"),
         (TEN, True, (10,) * 10, UNSURE, True, True, "gls"),
+        (LONG, True, (10,) * 10, UNSURE, True, True, "replay"),
+        (LONG, True, (10,) * 10, UNSURE, True, False, "rlu"),
+        (LONG, True, (10,) * 10, SURE, True, True, "gls"),
+        (LONG, True, (10,) * 21, UNSURE, True, True, "gls"),
+        (LONG, True, (9,) + (11,) * 9, UNSURE, True, True, "gls"),
         (TEN, True, (10,) * 10, UNSURE, True, False, "rlu"),
         (ONE, False, (10,) * 10, UNSURE, True, False, "rlu"),
         (ONE, True, None, UNSURE, True, False, "rlu"),

@@ -131,6 +131,7 @@ class Auditor:
                 run=self.run,
                 reporter=reporter,
             )
+        self._reporter = reporter
         self._cache = None if self.run.cache is None else StatisticsCache(self.run.cache)
         self._starts: dict[int | None, Measurement] = {}
 
@@ -302,6 +303,8 @@ class Auditor:
         end = self._end(whole, record.training.batch_size) if needs_end else None
         needs_residuals = any(method.needs_residuals for method in chosen)
         needs_samples = any(method.needs_samples for method in chosen)
+        slow = needs_samples or (needs_residuals and record.training.steps > 1)
+        report = self._reporter if slow else silent
         observation = Observation(
             update=opened.update,
             head=opened.head,
@@ -318,7 +321,9 @@ class Auditor:
             seed=self.run.seed,
             device=self.run.device,
         )
-        recoveries = tuple(recover_labels(observation, method=method.name) for method in chosen)
+        with report(f"simulating clients like {path.stem}") as update:
+            observation = replace(observation, progress=update)
+            recoveries = tuple(recover_labels(observation, method=method.name) for method in chosen)
         if kind == "delta":
             notes += check_sign(normalised_update(observation), observation.start.confidence)
         return ClientRound(path, sha256_file(path), record, recoveries, (*opened.notes, *notes), kind)

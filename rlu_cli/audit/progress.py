@@ -5,17 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 
-Update = Callable[[int, int], None]
-"""Called with (done, total)."""
+from rlu_cli.core.progress import Progress, ignore
+
+Update = Progress
 
 Reporter = Callable[[str], AbstractContextManager[Update]]
 """Given a description, a context that yields an `Update`."""
 
 
-def _ignore(done: int, total: int) -> None:
-    pass
-
-
 def silent(description: str) -> AbstractContextManager[Update]:
     """A reporter that says nothing."""
-    return nullcontext(_ignore)
+    return nullcontext(ignore)

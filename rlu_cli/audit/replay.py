@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -12,10 +13,10 @@ from torch import Tensor
 
 from rlu_cli.audit.network import Network
 from rlu_cli.audit.probe import probe
-from rlu_cli.core.residuals import ResidualMoments, residual_moments, residuals
+from rlu_cli.core.residuals import ReplayedClient, ResidualMoments, residual_moments, residuals
 from rlu_cli.core.rounding import round_to_total
 from rlu_cli.core.schemes import impulse_response
-from rlu_cli.core.types import FloatArray, IntArray, LocalTraining
+from rlu_cli.core.types import Activations, FloatArray, IntArray, LocalTraining
 from rlu_cli.images import ImageSet, Normalization
 from rlu_cli.models import load_weights
 from rlu_cli.simulation.client import Batch, local_training
@@ -68,20 +69,69 @@ class Replay:
             pull = node / self.training.steps
             drawn = {name: v + pull * missing[name] if name in missing else v for name, v in state.items()}
             self.network.model.load_state_dict(drawn)
-            found = probe(
-                self.network,
-                self.images,
-                self.normalization,
-                batch_norm=self.batch_norm,
-                dropout=self.dropout,
-                batch_size=self.batch_size,
-                seed=self.seed,
-                device=self.device,
-            )
+            found = self._passed()
             part = weight * residuals(found.logits, found.labels)
             total = part if total is None else total + part
         assert total is not None
         return residual_moments(total / sum(weights), self.images.labels.numpy())
+
+    def _passed(self) -> Activations:
+        """The auxiliary images through the network as it is."""
+        return probe(
+            self.network,
+            self.images,
+            self.normalization,
+            batch_norm=self.batch_norm,
+            dropout=self.dropout,
+            batch_size=self.batch_size,
+            seed=self.seed,
+            device=self.device,
+        )
+
+    def client(self, z: FloatArray, draw: int) -> ReplayedClient | None:
+        """A made-up client on a random half of the auxiliary samples, looked at through the other half.
+
+        It has as many samples as the true one, drawn from its half by z with replacement, and passes over
+        them as often.
+        """
+        rng = np.random.default_rng((self.seed, draw))
+        labels = self.images.labels.numpy()
+        half = _random_half(labels, rng)
+        distinct = self.training.distinct or self.training.samples
+        wanted = rng.multinomial(distinct, z)
+        own = np.concatenate(
+            [rng.choice(half[labels[half] == n], count) for n, count in enumerate(wanted) if count]
+        )
+        passes = -(-self.training.samples // distinct)
+        deck = np.concatenate([rng.permutation(own) for _ in range(passes)])[: self.training.samples]
+        batches = np.array_split(deck, self.training.steps)
+        last = self._train(batches, at=[self.training.steps])[-1]
+        if not all(bool(torch.isfinite(value).all()) for value in last.values()):
+            return None
+        others = np.setdiff1d(np.arange(len(labels)), half)
+        return ReplayedClient(np.bincount(labels[deck], minlength=len(z)), self._features(last, others))
+
+    def observed(self) -> FloatArray:
+        """The features of the true client, through all auxiliary samples."""
+        return self._features(self.end, np.arange(len(self.images.labels)))
+
+    def _features(self, state: Mapping[str, Tensor], rows: IntArray) -> FloatArray:
+        """Δb of the head where it has one, and each class's mean change of the logits, shape (N + N²,)."""
+        labels = self.images.labels.numpy()[rows]
+        moved = self._logits(state)[rows] - self._logits_of_start[rows]
+        classes = [moved[labels == n].mean(axis=0) for n in range(moved.shape[1])]
+        bias = f"{self.network.layer.name}.bias"
+        if bias in self.start:
+            classes.insert(0, (state[bias].to(self.start[bias]) - self.start[bias]).double().cpu().numpy())
+        return np.concatenate(classes)
+
+    @cached_property
+    def _logits_of_start(self) -> FloatArray:
+        return self._logits(self.start)
+
+    def _logits(self, state: Mapping[str, Tensor]) -> FloatArray:
+        load_weights(self.network.model, state, where="a replayed model")
+        return self._passed().logits.astype(np.float64)
 
     def _train(self, batches: list[IntArray], *, at: list[int]) -> list[dict[str, Tensor]]:
         """Train from the global model: copies of its state before each of the steps ``at``; m is the end."""
@@ -118,6 +168,12 @@ class Replay:
             dealt.append(rng.permutation(members)[: int(count) - max(0, rounds - 1) * len(members)])
         deck = rng.permutation(np.concatenate(dealt))
         return np.array_split(deck, steps)
+
+
+def _random_half(labels: IntArray, rng: np.random.Generator) -> IntArray:
+    """Rows of half of each class's samples, at least one."""
+    rows = [rng.permutation(np.flatnonzero(labels == n)) for n in np.unique(labels)]
+    return np.concatenate([members[: max(1, len(members) // 2)] for members in rows])
 
 
 def replay_nodes(training: LocalTraining) -> tuple[list[int], list[float]]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import TypeVar
 
 import torch
@@ -19,8 +20,7 @@ def for_each(work: Callable[[T], None], items: Sequence[T]) -> None:
     each thread does whole items with single-threaded operations: bits don't depend on the thread count.
     """
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
+    with one_thread():
         if min(threads, len(items)) <= 1:
             for item in items:
                 work(item)
@@ -28,5 +28,14 @@ def for_each(work: Callable[[T], None], items: Sequence[T]) -> None:
         with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
             for _ in pool.map(work, items):
                 pass  # raises what the work raised
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """torch does not split operations in here, so their bits don't depend on the thread count."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
     finally:
         torch.set_num_threads(threads)

@@ -8,7 +8,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.optim.adam import adam
 
+from rlu_cli.core.parallel import one_thread
+from rlu_cli.core.progress import Progress, ignore
 from rlu_cli.core.synthetic_clients import SyntheticClients
 from rlu_cli.core.types import FloatArray
 
@@ -58,9 +61,13 @@ class Regressor:
     drawn from. Matrices take orthogonalised momentum steps (Muon, Jordan et al. 2024), which get further
     with as many clients than Adam's; the biases take Adam's. Deterministic by ``seed``. It runs on the CPU,
     wherever the models do: training amplifies rounding, and counts shouldn't depend on the device.
+
+    Parameters
+    ----------
+    progress : called with the steps taken, and how many there will be
     """
 
-    def __init__(self, clients: SyntheticClients, *, seed: int) -> None:
+    def __init__(self, clients: SyntheticClients, *, seed: int, progress: Progress = ignore) -> None:
         features = clients.features
         self._mean = features.mean(dim=0)
         scale = features.std(dim=0)
@@ -68,7 +75,8 @@ class Regressor:
         classes = clients.counts.shape[1]
         self._model = _network(3 * features.shape[1], 4 * classes, seed)
         proportions = clients.counts / clients.counts.sum(axis=1, keepdims=True)
-        self._fit(features, torch.from_numpy(proportions.astype(np.float32)), seed)
+        with one_thread():  # a network as small as this waits longer for its threads than it computes
+            self._fit(features, torch.from_numpy(proportions.astype(np.float32)), seed, progress)
 
     def __call__(self, features: Tensor) -> Prediction:
         """For clients' features, shape (S, N + N²)."""
@@ -88,11 +96,10 @@ class Regressor:
             seen.append(torch.asinh(features / (self._scale * share)) / float(np.arcsinh(1 / share)))
         return torch.cat(seen, dim=1)
 
-    def _fit(self, features: Tensor, proportions: Tensor, seed: int) -> None:
-        matrices = [p for p in self._model.parameters() if p.ndim == 2]
-        others = [p for p in self._model.parameters() if p.ndim != 2]
-        speed = [torch.zeros_like(p) for p in matrices]
-        adam = torch.optim.Adam(others, lr=_RATE)
+    def _fit(self, features: Tensor, proportions: Tensor, seed: int, progress: Progress) -> None:
+        parameters = list(self._model.parameters())
+        matrices = _Matrices([p for p in parameters if p.ndim == 2])
+        others = _Others([p for p in parameters if p.ndim != 2])
         order = torch.Generator().manual_seed(seed)
         batches = max(len(features) // _BATCH, 1)
         steps = min(max(_EPOCHS * batches, _STEPS), _MOST_EPOCHS * batches)
@@ -101,13 +108,13 @@ class Regressor:
                 rows = torch.randperm(len(features), generator=order)
             taken = rows[step % batches :: batches]
             loss = _loss(self._model(self._inputs(features[taken])), proportions[taken])
-            self._model.zero_grad()
-            loss.backward()  # type: ignore[no-untyped-call]
+            for parameter, found in zip(parameters, torch.autograd.grad(loss, parameters), strict=True):
+                parameter.grad = found
             done = (step + 0.5) / steps
             pace = min(1.0, done / _WARM_UP, (1 - done) / _COOL_DOWN)
-            adam.param_groups[0]["lr"] = pace * _RATE
-            adam.step()
-            _orthogonal_step(matrices, speed, pace * _MATRIX_RATE)
+            matrices.step(pace * _MATRIX_RATE)
+            others.step(pace * _RATE)
+            progress(step + 1, steps)
 
 
 def _network(inputs: int, outputs: int, seed: int) -> nn.Sequential:
@@ -140,13 +147,22 @@ def _pinball(excess: Tensor, level: float) -> Tensor:
     return torch.maximum(level * excess, (level - 1) * excess)
 
 
-@torch.no_grad()
-def _orthogonal_step(matrices: list[nn.Parameter], speed: list[Tensor], rate: float) -> None:
+class _Matrices:
     """Each matrix moves by its momentum with singular values nearer to 1 (Newton–Schulz).
 
     Three rounds instead of Muon's five: they learn as well, and cost as much as the gradients already.
     """
-    for matrix, momentum in zip(matrices, speed, strict=True):
+
+    def __init__(self, matrices: list[nn.Parameter]) -> None:
+        self._moved = [(matrix, torch.zeros_like(matrix)) for matrix in matrices]
+
+    def step(self, rate: float) -> None:
+        for matrix, momentum in self._moved:
+            self._step(matrix, momentum, rate)
+
+    @staticmethod
+    @torch.no_grad()
+    def _step(matrix: nn.Parameter, momentum: Tensor, rate: float) -> None:
         assert matrix.grad is not None
         momentum.mul_(_MOMENTUM).add_(matrix.grad)
         way = matrix.grad + _MOMENTUM * momentum
@@ -157,3 +173,31 @@ def _orthogonal_step(matrices: list[nn.Parameter], speed: list[Tensor], rate: fl
             X = 3.4445 * X + (-4.7750 * A + 2.0315 * A @ A) @ X
         stretch = max(1.0, matrix.shape[0] / matrix.shape[1]) ** 0.5
         matrix.sub_(X.T if tall else X, alpha=rate * stretch)
+
+
+class _Others:
+    """Adam with torch's defaults, by its functional form: the class would load torch's compiler."""
+
+    def __init__(self, parameters: list[nn.Parameter]) -> None:
+        self._parameters = parameters
+        self._mean = [torch.zeros_like(p) for p in parameters]
+        self._square = [torch.zeros_like(p) for p in parameters]
+        self._steps = [torch.tensor(0.0) for _ in parameters]
+
+    @torch.no_grad()
+    def step(self, rate: float) -> None:
+        adam(
+            list(self._parameters),
+            [p.grad for p in self._parameters if p.grad is not None],
+            self._mean,
+            self._square,
+            [],
+            self._steps,
+            amsgrad=False,
+            beta1=0.9,
+            beta2=0.999,
+            lr=rate,
+            weight_decay=0.0,
+            eps=1e-8,
+            maximize=False,
+        )

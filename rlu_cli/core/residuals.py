@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,20 +24,42 @@ class ResidualMoments(LogitMoments):
     """
 
 
+class Replay(Protocol):
+    """A client's training, to be done again on auxiliary samples of any class mix z, shape (N,).
+
+    ``draw`` numbers the random choices of samples; what diverges gives None.
+    """
+
+    def __call__(self, z: FloatArray, draw: int) -> ResidualMoments | None:
+        """Moments of the residuals averaged over the replay, weighted by ρ, drawn to the true end."""
+
+    def client(self, z: FloatArray, draw: int) -> ReplayedClient | None:
+        """A made-up client: how far the training takes the model, seen on samples that it did not learn."""
+
+    def observed(self) -> FloatArray:
+        """What `client` looks at, of the true client."""
+
+
+@dataclass(frozen=True)
+class ReplayedClient:
+    """counts, shape (N,), of the samples that were trained on; features, shape (F,), of the trained model."""
+
+    counts: IntArray
+    features: FloatArray
+
+
 @dataclass(frozen=True)
 class ResidualPath:
     """Residual moments on the client's way from the global to the local model.
 
     start, end : of the two models, ``end`` None where the local one was not measured
-    replay : from proportions z, shape (N,), to moments of the residuals averaged over a replayed training
-        on such a mix, weighted by ρ; None where the client can't be replayed. It gives None where the
-        replayed training diverges.
+    replay : the client's training again, None where it can't be replayed
     samples : the global model's logits of the single samples, for the methods that simulate clients
     """
 
     start: ResidualMoments
     end: ResidualMoments | None = None
-    replay: Callable[[FloatArray, int], ResidualMoments | None] | None = None
+    replay: Replay | None = None
     samples: Activations | None = None
 
 

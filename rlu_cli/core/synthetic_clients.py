@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rlu_cli.core.parallel import for_each
 from rlu_cli.core.types import Activations, FloatArray, Head, IntArray
 
 _NOISES = 2048
@@ -51,12 +52,11 @@ class SyntheticClients:
 class ClientSimulator:
     """Draws clients that take one step on samples like the auxiliary ones.
 
-    The class mix of a client is Dirichlet's, with a concentration drawn log-uniformly from 0.1 to 3. Its
-    samples are a smoothed bootstrap: an auxiliary sample of the class, with logits q + h F_nᵀ ξ, where
-    F_nᵀ F_n is the class's covariance, ξ standard normal and h `bandwidth`'s. The auxiliary samples are
-    themselves but a draw, so every 400 clients choose among them with weights of their own, uniform on the
-    simplex (the Bayesian bootstrap, Rubin 1981): what is learnt over many such groups doesn't lean on
-    single samples.
+    The class mix of a client is `draw_mixes`'s. Its samples are a smoothed bootstrap: an auxiliary sample of
+    the class, with logits q + h F_nᵀ ξ, where F_nᵀ F_n is the class's covariance, ξ standard normal and h
+    `bandwidth`'s. The auxiliary samples are themselves but a draw, so every 400 clients choose among them
+    with weights of their own, uniform on the simplex (the Bayesian bootstrap, Rubin 1981): what is learnt
+    over many such groups doesn't lean on single samples.
 
     Parameters
     ----------
@@ -68,7 +68,8 @@ class ClientSimulator:
     def __init__(self, samples: Activations, bias: FloatArray, total: int, *, seed: int) -> None:
         self.total = total
         self.num_classes = N = samples.logits.shape[1]
-        self._rng = np.random.default_rng(seed)
+        self._seed, self._groups = seed, 0
+        rng = np.random.default_rng((seed, 0))
         self._bias = torch.from_numpy(bias.astype(np.float32))
         order = np.argsort(samples.labels, kind="stable")
         self._ends = np.cumsum(np.bincount(samples.labels, minlength=N))
@@ -76,39 +77,47 @@ class ClientSimulator:
         noise = np.empty((N, _NOISES, N), dtype=np.float32)
         for n, rows in enumerate(np.split(plain, self._ends[:-1])):
             spread = (rows - rows.mean(axis=0)) / np.sqrt(max(len(rows) - 1, 1))
-            noise[n] = bandwidth(len(rows), N) * self._rng.standard_normal((_NOISES, len(rows))) @ spread
+            noise[n] = bandwidth(len(rows), N) * rng.standard_normal((_NOISES, len(rows))) @ spread
         self._plain = torch.from_numpy(plain.astype(np.float32))
         self._noise = torch.from_numpy(noise.reshape(N * _NOISES, N))
 
     def draw(self, clients: int) -> SyntheticClients:
-        """So many new clients."""
+        """So many new clients, each group of them by random numbers of its own."""
         N = self.num_classes
         counts = np.empty((clients, N), dtype=np.int64)
         features = torch.empty(clients, N + N * N)
-        for first in range(0, clients, _TOGETHER):
+        drawn = self._groups
+
+        def draw_group(first: int) -> None:
             group = slice(first, min(first + _TOGETHER, clients))
-            counts[group] = self._rng.multinomial(self.total, self._mixes(group.stop - first))
-            features[group] = self._features(counts[group])
+            rng = np.random.default_rng((self._seed, 1 + drawn + first // _TOGETHER))
+            counts[group] = rng.multinomial(self.total, draw_mixes(group.stop - first, N, rng))
+            features[group] = self._features(counts[group], rng)
+
+        for_each(draw_group, range(0, clients, _TOGETHER))
+        self._groups += -(-clients // _TOGETHER)
         return SyntheticClients(counts, features)
 
-    def _mixes(self, clients: int) -> FloatArray:
-        alpha = np.exp(self._rng.uniform(np.log(_SPARSEST), np.log(_FULLEST), (clients, 1)))
-        parts = self._rng.standard_gamma(alpha, (clients, self.num_classes)) + np.finfo(float).tiny
-        return np.asarray(parts / parts.sum(axis=1, keepdims=True))
-
-    def _features(self, counts: IntArray) -> Tensor:
+    def _features(self, counts: IntArray, rng: np.random.Generator) -> Tensor:
         """Of the updates of a group of clients with these counts, by class and not by client."""
         N, group = self.num_classes, len(counts)
         labels = np.repeat(np.tile(np.arange(N), group), counts.ravel())
         chosen = np.empty(len(labels), dtype=np.int64)
         places = np.split(np.argsort(labels, kind="stable"), np.cumsum(counts.sum(axis=0))[:-1])
         for end, size, place in zip(self._ends, np.diff(self._ends, prepend=0), places, strict=True):
-            weights = np.cumsum(self._rng.dirichlet(np.ones(size)))
-            picked = np.searchsorted(weights, self._rng.random(len(place)) * weights[-1], side="right")
+            weights = np.cumsum(rng.dirichlet(np.ones(size)))
+            picked = np.searchsorted(weights, rng.random(len(place)) * weights[-1], side="right")
             chosen[place] = end - size + np.minimum(picked, size - 1)
-        noise = labels * _NOISES + self._rng.integers(0, _NOISES, len(labels))
+        noise = labels * _NOISES + rng.integers(0, _NOISES, len(labels))
         plain = self._plain[torch.from_numpy(chosen)] + self._noise[torch.from_numpy(noise)]
         return sample_features(plain, self._bias, torch.from_numpy(labels), group)
+
+
+def draw_mixes(clients: int, num_classes: int, rng: np.random.Generator) -> FloatArray:
+    """Class proportions (clients, N), Dirichlet's with a concentration drawn log-uniformly from 0.1 to 3."""
+    alpha = np.exp(rng.uniform(np.log(_SPARSEST), np.log(_FULLEST), (clients, 1)))
+    parts = rng.standard_gamma(alpha, (clients, num_classes)) + np.finfo(float).tiny
+    return np.asarray(parts / parts.sum(axis=1, keepdims=True))
 
 
 def bandwidth(count: int, dimensions: int) -> float:

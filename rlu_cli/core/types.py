@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rlu_cli.core.progress import Progress, ignore
 from rlu_cli.errors import MismatchError
 
 if TYPE_CHECKING:
@@ -188,6 +189,7 @@ class Observation:
     rounding : norm of the error that storing the weights in a type coarser than float32 left in Δb (in ΔW
         for a head without bias), 0 where there is none
     residuals : single samples' residuals along the client's way, for the methods that ask for them
+    progress : told how far the methods are that take seconds
     """
 
     update: HeadUpdate
@@ -202,6 +204,7 @@ class Observation:
     search_iterations: int = 0
     seed: int = 0
     device: str = "cpu"
+    progress: Progress = ignore
 
 
 @dataclass(frozen=True)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from rlu_cli.core.methods.base import Method
-from rlu_cli.core.methods.gls import GLS, ResidualModel, foreseen_error
-from rlu_cli.core.methods.regression import REGRESSION, out_of_scope
+from rlu_cli.core.methods.gls import BOUNDED_STEPS, GLS, ResidualModel, foreseen_error
+from rlu_cli.core.methods.regression import REGRESSION
+from rlu_cli.core.methods.regression import out_of_scope as no_regression
+from rlu_cli.core.methods.replay import REPLAY
+from rlu_cli.core.methods.replay import out_of_scope as no_replays
 from rlu_cli.core.methods.rlu import RLU
 from rlu_cli.core.residuals import MOST_CLASSES, ResidualMoments
 from rlu_cli.core.types import LocalTraining
@@ -18,6 +21,10 @@ _FEWEST_SAMPLES = 10
 _EXACT = 0.5
 """Samples that `gls` may expect to get wrong of a client before a regression is worth its seconds."""
 
+_TRAINED = 0.05
+"""Share of the labels that `gls` would expect to get wrong if the model stayed as it is: 0.0001 on untrained
+models, 0.1 and more on trained ones."""
+
 
 def best_method(
     training: LocalTraining,
@@ -27,10 +34,10 @@ def best_method(
     has_samples: bool,
     can_replay: bool,
 ) -> Method:
-    """`regression` for one step of a trained model, else `gls` where it has all that it needs, else `rlu`.
+    """`regression` for one step of a trained model, `replay` for many, `gls` for the rest, or else `rlu`.
 
-    Measured, each is at least as good there as the next, and the first two have error bars; see "Error bars"
-    in the docs. A model is trained enough where `gls` expects of itself to miss a sample.
+    Measured, each is at least as good there as `rlu`, which answers where they don't have all that they need;
+    see "Error bars" in the docs. How trained a model is shows in the error that `gls` foresees.
 
     Parameters
     ----------
@@ -44,9 +51,12 @@ def best_method(
     counts = residuals.counts
     if counts.sum() < _FEWEST_SAMPLES * len(counts) or len(counts) > MOST_CLASSES:
         return RLU
+    missed = foreseen_error(ResidualModel([(1.0, residuals)], training))
     if training.steps > 1:
-        return GLS if can_replay else RLU
-    if not has_samples or out_of_scope(counts, training) is not None:
+        if not can_replay:
+            return RLU
+        long = training.steps > BOUNDED_STEPS and no_replays(counts, training) is None
+        return REPLAY if long and missed > _TRAINED else GLS
+    if not has_samples or no_regression(counts, training) is not None:
         return GLS
-    missed = training.samples * foreseen_error(ResidualModel([(1.0, residuals)], training))
-    return GLS if missed <= _EXACT else REGRESSION
+    return GLS if training.samples * missed <= _EXACT else REGRESSION

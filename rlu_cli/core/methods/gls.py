@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -10,7 +10,8 @@ import numpy as np
 import torch
 
 from rlu_cli.core.methods.base import Capabilities, Method, Problem, solution_notes
-from rlu_cli.core.residuals import ResidualMoments
+from rlu_cli.core.progress import Progress
+from rlu_cli.core.residuals import Replay, ResidualMoments
 from rlu_cli.core.schemes import batch_variance, impulse_response
 from rlu_cli.core.simplex import SimplexSolution, SimplexSolver, simplex_least_squares
 from rlu_cli.core.types import Estimate, FloatArray, LocalTraining
@@ -30,7 +31,7 @@ _FLOOR = 1e-3
 _ASTRAY = 0.1
 """Standard deviation of where between its two ends the client's gradients were taken."""
 
-_BOUNDED_STEPS = 20
+BOUNDED_STEPS = 20
 """Steps up to which there are bounds: some 95 % hold at ten, but of clients that ran 157 only 60 %."""
 
 _DRAWS = 400
@@ -124,12 +125,12 @@ def solve(problem: Problem) -> Estimate:
         if first is not None:
             found = fit(ResidualModel([(1.0, first)], training), u)
             z = found.solution.z
-            replayed = [m for m in (path.replay(z, draw) for draw in range(1, 1 + _REPLAYS)) if m is not None]
+            replayed = list(_replayed(path.replay, z, problem.observation.progress))
     if replayed:
         found = fit(ResidualModel([(1 / len(replayed), m) for m in replayed], training, replays=True), u)
     total, solution = training.samples, found.solution
     low = high = presence = None
-    if training.steps <= _BOUNDED_STEPS:
+    if training.steps <= BOUNDED_STEPS:
         draws = total * solutions_of_like_updates(found, seed=problem.observation.seed)
         edge = (1 - _LEVEL) / 2
         low, high = np.rint(np.quantile(draws, [edge, 1 - edge], axis=0))
@@ -149,6 +150,15 @@ def solve(problem: Problem) -> Estimate:
         high=high,
         presence=presence,
     )
+
+
+def _replayed(replay: Replay, z: FloatArray, progress: Progress) -> Iterator[ResidualMoments]:
+    """Moments along the replays of the last solution; without those that diverge."""
+    for draw in range(1, 1 + _REPLAYS):
+        progress(draw, 1 + _REPLAYS)  # the first has corrected the mix
+        found = replay(z, draw)
+        if found is not None:
+            yield found
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ import torch
 from rlu_cli.core.methods.base import Capabilities, Method, Problem
 from rlu_cli.core.methods.gls import GLS, ResidualModel, fit
 from rlu_cli.core.methods.gls import solve as solve_by_gls
+from rlu_cli.core.progress import Progress, ignore
 from rlu_cli.core.regressor import Prediction, Regressor
 from rlu_cli.core.residuals import ResidualMoments
 from rlu_cli.core.synthetic_clients import ClientSimulator, SyntheticClients, update_features
@@ -169,6 +170,7 @@ def _regression(problem: Problem, samples: Activations, moments: ResidualMoments
             problem.total,
             clients=_CLIENTS * observation.samples,
             seed=observation.seed,
+            progress=observation.progress,
         )
     return known[key]
 
@@ -181,6 +183,7 @@ def fit_regression(
     *,
     clients: int,
     seed: int,
+    progress: Progress = ignore,
 ) -> Regression:
     """A regressor for clients with so many samples, with its errors and those of `gls`.
 
@@ -191,11 +194,12 @@ def fit_regression(
     bias : the global head's b
     total : samples of a client
     clients : to fit to, at most
+    progress : told of the network's steps
     """
     N = len(bias)
     simulator = ClientSimulator(samples, bias, total, seed=seed)
     clients = min(clients, _ROWS // total, _NUMBERS // (N + N * N))
-    regressor = Regressor(simulator.draw(clients), seed=seed)
+    regressor = Regressor(simulator.draw(clients), seed=seed, progress=progress)
     others = simulator.draw(_HELD_OUT)
     prediction = regressor(others.features)
     proportions = others.counts[:_COMPARED] / total
