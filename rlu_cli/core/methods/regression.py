@@ -11,6 +11,7 @@ import torch
 from rlu_cli.core.methods.base import Capabilities, Method, Problem
 from rlu_cli.core.methods.gls import GLS, ResidualModel, fit
 from rlu_cli.core.methods.gls import solve as solve_by_gls
+from rlu_cli.core.parallel import one_thread
 from rlu_cli.core.progress import Progress, ignore
 from rlu_cli.core.regressor import Prediction, Regressor
 from rlu_cli.core.residuals import ResidualMoments
@@ -163,14 +164,10 @@ def _regression(problem: Problem, samples: Activations, moments: ResidualMoments
     key = (problem.total, observation.samples, observation.seed)
     known = _fitted.setdefault(observation.start, {})
     if key not in known:
+        clients = _CLIENTS * observation.samples
+        bias, seed, progress = observation.head.bias, observation.seed, observation.progress
         known[key] = fit_regression(
-            samples,
-            moments,
-            observation.head.bias,
-            problem.total,
-            clients=_CLIENTS * observation.samples,
-            seed=observation.seed,
-            progress=observation.progress,
+            samples, moments, bias, problem.total, clients=clients, seed=seed, progress=progress
         )
     return known[key]
 
@@ -201,11 +198,12 @@ def fit_regression(
     clients = min(clients, _ROWS // total, _NUMBERS // (N + N * N))
     regressor = Regressor(simulator.draw(clients), seed=seed, progress=progress)
     others = simulator.draw(_HELD_OUT)
-    prediction = regressor(others.features)
     proportions = others.counts[:_COMPARED] / total
     model = ResidualModel([(1.0, moments)], LocalTraining(1, total, 1.0))
     updates = others.features[:_COMPARED, : N - 1].double().numpy()
-    by_gls = np.stack([fit(model, u).solution.z for u in updates])
+    with one_thread():  # many small systems
+        prediction = regressor(others.features)
+        by_gls = np.stack([fit(model, u).solution.z for u in updates])
     mine, its = (
         np.abs(z - proportions).sum(axis=1) / 2 for z in (prediction.proportions[:_COMPARED], by_gls)
     )
