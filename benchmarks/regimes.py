@@ -23,6 +23,7 @@ from common import NORMALIZATION, lenet_at_accuracy, machine, markdown, mean_sd
 
 from rlu_cli.audit.auditor import Auditor
 from rlu_cli.audit.options import RunOptions, SimulationOptions, StepOptions, TrainingOptions
+from rlu_cli.audit.report import client_reliability
 from rlu_cli.core.metrics import score_counts
 from rlu_cli.images import ImageSet
 from rlu_cli.images.datasets import open_dataset
@@ -35,6 +36,7 @@ FEW = 12_000
 
 EPOCHS: dict[str, Any] = {"epochs": 5}
 MOMENTUM: dict[str, Any] = {"steps": 10, "momentum": 0.9}
+FAST = "0.05"
 REGIMES: dict[str, tuple[float, dict[str, Any]]] = {
     "untrained, m = 1": (0.0, {"steps": 1}),
     "untrained, m = 10": (0.0, {"steps": 10}),
@@ -45,6 +47,9 @@ REGIMES: dict[str, tuple[float, dict[str, Any]]] = {
     "27 %, m = 10, FedProx λ = 5": (0.27, {"steps": 10, "scheme": "fedprox", "lambda_": 5.0}),
     "80 %, m = 1": (0.8, {"steps": 1}),
     "80 %, m = 10": (0.8, {"steps": 10}),
+    "untrained, m = 10, lr 0.05": (0.0, {"steps": 10, "lr": FAST}),
+    "27 %, m = 10, lr 0.05": (0.27, {"steps": 10, "lr": FAST}),
+    "80 %, m = 10, lr 0.05": (0.8, {"steps": 10, "lr": FAST}),
     "untrained, 5 epochs × 1,000": (0.0, EPOCHS),
     "80 %, 5 epochs × 1,000": (0.8, EPOCHS),
 }
@@ -82,7 +87,7 @@ def measure(images: ImageSet, regime: str, seed: int, methods: Sequence[str]) ->
     start = lenet_at_accuracy(images, reached, seed=seed)
     if "epochs" in options:
         images = few(images, seed)
-    training = StepOptions(lr="0.01", batch_size=32, **options)
+    training = StepOptions(**{"lr": "0.01", "batch_size": 32, **options})
     federation = SimulationOptions(rounds=1)
     simulation = Simulation("fashion-mnist", "lenet5", NORMALIZATION, seed, training, federation)
     with tempfile.TemporaryDirectory() as folder:
@@ -98,7 +103,9 @@ def measure(images: ImageSet, regime: str, seed: int, methods: Sequence[str]) ->
             truth = np.array(line.counts)
             for method in methods:
                 began = perf_counter()
-                found = auditor.recover(local, TrainingOptions(), [method]).recoveries[0]
+                client = auditor.recover(local, TrainingOptions(), [method])
+                found = client.recoveries[0]
+                grade = client_reliability(auditor, client, found)
                 row = {
                     "regime": regime,
                     "seed": seed,
@@ -107,6 +114,10 @@ def measure(images: ImageSet, regime: str, seed: int, methods: Sequence[str]) ->
                     "accuracy": line.accuracy,
                     **score_counts(found.counts, truth).document(),
                     "seconds": perf_counter() - began,
+                    "grade": grade.grade,
+                    "expected_iAcc": grade.expected_i_acc,
+                    "motion": found.diagnostics["motion"],
+                    "own_confidence": found.diagnostics["own_confidence"],
                 }
                 if found.low is not None and found.high is not None and found.presence is not None:
                     row["covered"] = float(np.mean((found.low <= truth) & (truth <= found.high)))

@@ -14,8 +14,9 @@ from rlu_cli.audit.auditor import Auditor
 from rlu_cli.audit.history import GLOBAL_STEM
 from rlu_cli.audit.options import AuxOptions, HistoryOptions, ModelOptions, RunOptions, TrainingOptions
 from rlu_cli.audit.progress import Reporter, silent
-from rlu_cli.audit.report import envelope
+from rlu_cli.audit.report import client_reliability, envelope
 from rlu_cli.core.metrics import Scores, score_counts, uniform_counts
+from rlu_cli.core.reliability import GRADES, Reliability
 from rlu_cli.core.types import IntArray
 from rlu_cli.errors import FileError, MismatchError
 from rlu_cli.files.regular import is_folder
@@ -28,7 +29,7 @@ UNIFORM = "(uniform)"
 
 @dataclass(frozen=True)
 class ScoredPair:
-    """The scores of one method on one client's round."""
+    """The scores of one method on one client's round; the uniform guess has no reliability."""
 
     round: int
     client: str
@@ -37,6 +38,7 @@ class ScoredPair:
     method: str
     scores: Scores
     warnings: tuple[str, ...]
+    reliability: Reliability | None
 
 
 def evaluate_archive(
@@ -95,9 +97,12 @@ def evaluate_archive(
                 for found in client.recoveries:
                     codes = tuple(note.code for note in (*client.notes, *found.warnings))
                     scores = score_counts(found.counts, truth)
-                    yield ScoredPair(number, line.client, scheme, line.accuracy, found.method, scores, codes)
+                    grade = client_reliability(auditor, client, found)
+                    yield ScoredPair(
+                        number, line.client, scheme, line.accuracy, found.method, scores, codes, grade
+                    )
                 guess = score_counts(uniform_counts(len(truth), int(truth.sum())), truth)
-                yield ScoredPair(number, line.client, scheme, line.accuracy, UNIFORM, guess, ())
+                yield ScoredPair(number, line.client, scheme, line.accuracy, UNIFORM, guess, (), None)
                 done += 1
                 update(done, len(lines))
 
@@ -121,6 +126,7 @@ def archive_document(root: Path, pairs: Sequence[ScoredPair]) -> dict[str, Any]:
                 "method": p.method,
                 **p.scores.document(),
                 "warnings": list(p.warnings),
+                "reliability": None if p.reliability is None else p.reliability.document(),
             }
             for p in pairs
         ],
@@ -133,6 +139,8 @@ def _summary(pairs: Sequence[ScoredPair]) -> dict[str, Any]:
         for name, value in pair.scores.document().items():
             columns.setdefault(name, []).append(value)
     first = pairs[0]
+    graded = [pair.reliability for pair in pairs if pair.reliability is not None]
+    expected = [found.expected_i_acc for found in graded if found.expected_i_acc is not None]
     return {
         "round": first.round,
         "scheme": first.scheme,
@@ -146,6 +154,8 @@ def _summary(pairs: Sequence[ScoredPair]) -> dict[str, Any]:
             }
             for name, values in columns.items()
         },
+        "grades": {name: sum(found.grade == name for found in graded) for name in GRADES} if graded else None,
+        "expected_iAcc": float(np.mean(expected)) if expected else None,
     }
 
 

@@ -18,28 +18,6 @@ from rlu_cli.cli.options import AuxPath, GlobalPath, LocalPaths, OutputOptions, 
 from rlu_cli.core.method_names import METHOD_CHOICE
 from rlu_cli.errors import UnreliableError
 
-UNRELIABLE = (
-    "update-too-large",
-    "update-unbalanced",
-    "update-near-precision",
-    "update-sign-reversed",
-    "local-looks-like-delta",
-    "delta-looks-like-weights",
-    "update-unexplained",
-    "embedding-mismatch",
-    "class-names-disagree",
-    "solver-uncertified",
-    "local-statistics-missing",
-    "method-undetermined",
-    "assumes-few-samples",
-    "assumes-nonnegative-embedding",
-    "assumes-one-sample",
-    "assumes-one-step",
-    "assumes-unique-labels",
-    "assumes-untrained-model",
-)
-"""Warnings after which the counts are not to be trusted."""
-
 
 @with_options(
     images=AuxOptions,
@@ -64,7 +42,7 @@ def recover(
     history: HistoryOptions,
     run: RunOptions,
     strict: Annotated[
-        bool, typer.Option("--strict", help="Exit with 5 if a check says that the counts are unreliable.")
+        bool, typer.Option("--strict", help="Exit with 5 if the reliability of any client's counts is poor.")
     ] = False,
     out: OutputOptions,
 ) -> None:
@@ -103,9 +81,10 @@ def recover(
             terminal.warn(shared)
             terminal.warn(own, about=str(path) if len(local) > 1 else None)
             write(dumps(document, indent=2 if len(local) == 1 else None))
-            failed |= {warning["code"] for warning in document["warnings"]} & set(UNRELIABLE)
+            if document["reliability"]["grade"] == "poor":
+                failed |= set(document["reliability"]["reasons"])
     if strict and failed:
         raise UnreliableError(
             f"the counts are unreliable ({', '.join(sorted(failed))}), and --strict asks to fail then: "
-            "correct what the warnings name, or leave out --strict"
+            "correct what the warnings name, try another --method, or leave out --strict"
         )
