@@ -52,7 +52,10 @@ processor's time."""
 
 @dataclass(frozen=True)
 class ClientRound:
-    """What was recovered of one client, by each of the methods asked for, in their order."""
+    """What was recovered of one client, by each of the methods asked for, in their order.
+
+    observation : what it was recovered from
+    """
 
     path: Path
     sha256: str
@@ -60,6 +63,7 @@ class ClientRound:
     recoveries: tuple[Recovery, ...]
     notes: tuple[Note, ...]
     update: Update
+    observation: Observation
 
 
 class Auditor:
@@ -321,7 +325,8 @@ class Auditor:
         recoveries = tuple(recover_labels(observation, method=method.name) for method in chosen)
         if kind == "delta":
             notes += check_sign(normalised_update(observation), observation.start.confidence)
-        return ClientRound(path, sha256_file(path), record, recoveries, (*opened.notes, *notes), kind)
+        notes = [*opened.notes, *notes]
+        return ClientRound(path, sha256_file(path), record, recoveries, tuple(notes), kind, observation)
 
     def _best(self, training: LocalTraining, *, has_bias: bool) -> Method:
         """What ``auto`` stands for. It hangs on how clients train, not on their numbers."""

@@ -13,6 +13,7 @@ from rlu_cli import __version__
 from rlu_cli.audit.auditor import Auditor, ClientRound
 from rlu_cli.core.metrics import score_counts, uniform_counts
 from rlu_cli.core.reliability import Reliability, reliability
+from rlu_cli.core.sensitivity import Moved
 from rlu_cli.core.types import FloatArray, IntArray, Note, Recovery
 
 SCHEMA_VERSION = 1
@@ -34,8 +35,10 @@ def dumps(document: dict[str, Any], *, indent: int | None = None) -> str:
     return _SURROGATE.sub(lambda match: f"\\u{ord(match[0]):04x}", text) + "\n"
 
 
-def recovery_document(auditor: Auditor, client: ClientRound, recovery: Recovery) -> dict[str, Any]:
-    """What `recover` prints of one client."""
+def recovery_document(
+    auditor: Auditor, client: ClientRound, recovery: Recovery, moved: Sequence[Moved] | None = None
+) -> dict[str, Any]:
+    """What `recover` prints of one client; ``moved`` is its sensitivity, where that was asked for."""
     about = auditor.about()
     return {
         **envelope("recover"),
@@ -53,6 +56,7 @@ def recovery_document(auditor: Auditor, client: ClientRound, recovery: Recovery)
         "counts": recovery.counts.tolist(),
         "classes": _classes(auditor.names, recovery),
         "reliability": client_reliability(auditor, client, recovery).document(),
+        **({} if moved is None else {"sensitivity": [entry.document() for entry in moved]}),
         "diagnostics": recovery.diagnostics,
         "warnings": client_warnings(auditor, client, recovery),
     }

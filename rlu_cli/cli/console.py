@@ -104,6 +104,9 @@ def recovery_table(terminal: Terminal, document: dict[str, Any]) -> None:
         + ("" if expected is None else f", expected iAcc {expected:.2f}")
         + (f" ({', '.join(trust['reasons'])})" if trust["reasons"] else "")
     )
+    if "sensitivity" in document:
+        moved = [f"{e['value']} ×{e['factor']:.2f} {e['moved']:.0%}" for e in document["sensitivity"]]
+        title += f"; labels moved if off: {', '.join(moved)}"
     columns = ("index", "class", "count", "estimate", *(("95 %", "present") if bounded else ()), "")
     terminal.table(title, columns, rows)
 

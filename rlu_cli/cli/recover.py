@@ -44,6 +44,13 @@ def recover(
     strict: Annotated[
         bool, typer.Option("--strict", help="Exit with 5 if the reliability of any client's counts is poor.")
     ] = False,
+    sensitivity: Annotated[
+        bool,
+        typer.Option(
+            "--sensitivity",
+            help="Recover again with lr, steps and batch size 10 % off, and say how far the counts move.",
+        ),
+    ] = False,
     out: OutputOptions,
 ) -> None:
     """Recover how many samples of each class a client trained on.
@@ -55,6 +62,7 @@ def recover(
     """
     from rlu_cli.audit.auditor import Auditor
     from rlu_cli.audit.report import dumps, recovery_document, warning_list
+    from rlu_cli.audit.sensitivity import client_sensitivity
     from rlu_cli.cli.console import Terminal, recovery_table
     from rlu_cli.cli.output import open_output
 
@@ -74,7 +82,9 @@ def recover(
         )
         for path in local:
             client = auditor.recover(path, training, [method], history)
-            document = recovery_document(auditor, client, client.recoveries[0])
+            found = client.recoveries[0]
+            moved = client_sensitivity(client.observation, found) if sensitivity else None
+            document = recovery_document(auditor, client, found, moved)
             recovery_table(terminal, document)
             shared = warning_list(auditor.notes)
             own = [warning for warning in document["warnings"] if warning not in shared]

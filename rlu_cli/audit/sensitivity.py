@@ -1,0 +1,23 @@
+"""A client's recovery again, from what was measured already, under other training values."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from rlu_cli.audit.replay import Replay
+from rlu_cli.core.recover import recover_labels
+from rlu_cli.core.sensitivity import Moved, sensitivity
+from rlu_cli.core.types import LocalTraining, Observation, Recovery
+
+
+def client_sensitivity(observation: Observation, recovery: Recovery) -> tuple[Moved, ...]:
+    """How one method's counts move. Only replays are trained anew: no model is measured again."""
+
+    def again(training: LocalTraining) -> Recovery:
+        path = observation.residuals
+        if path is not None and isinstance(path.replay, Replay):
+            path = replace(path, replay=replace(path.replay, training=training))
+        changed = replace(observation, training=training, residuals=path)
+        return recover_labels(changed, method=recovery.method)
+
+    return sensitivity(recovery, observation.training, again)
