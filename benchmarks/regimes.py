@@ -13,6 +13,7 @@ import argparse
 import json
 import tempfile
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
@@ -83,17 +84,7 @@ def main() -> None:
 
 def measure(images: ImageSet, regime: str, seed: int, methods: Sequence[str]) -> Iterator[Row]:
     """Scores of every client of one round, by each of ``methods`` on the same files."""
-    reached, options = REGIMES[regime]
-    start = lenet_at_accuracy(images, reached, seed=seed)
-    if "epochs" in options:
-        images = few(images, seed)
-    training = StepOptions(**{"lr": "0.01", "batch_size": 32, **options})
-    federation = SimulationOptions(rounds=1)
-    simulation = Simulation("fashion-mnist", "lenet5", NORMALIZATION, seed, training, federation)
-    with tempfile.TemporaryDirectory() as folder:
-        root = Path(folder) / "archive"
-        for _ in Simulator(simulation, images, root, start=start).run():
-            pass
+    with simulated(images, regime, seed) as root:
         auditor = None
         for line in read_truth_lines(root):
             round_ = round_folder(root, line.round)
@@ -124,6 +115,23 @@ def measure(images: ImageSet, regime: str, seed: int, methods: Sequence[str]) ->
                     row["width"] = float(np.mean(found.high - found.low)) / found.total
                     row["presence_cAcc"] = float(np.mean((found.presence > 0.5) == (truth > 0)))
                 yield row
+
+
+@contextmanager
+def simulated(images: ImageSet, regime: str, seed: int) -> Iterator[Path]:
+    """The archive of one round."""
+    reached, options = REGIMES[regime]
+    start = lenet_at_accuracy(images, reached, seed=seed)
+    if "epochs" in options:
+        images = few(images, seed)
+    training = StepOptions(**{"lr": "0.01", "batch_size": 32, **options})
+    federation = SimulationOptions(rounds=1)
+    simulation = Simulation("fashion-mnist", "lenet5", NORMALIZATION, seed, training, federation)
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder) / "archive"
+        for _ in Simulator(simulation, images, root, start=start).run():
+            pass
+        yield root
 
 
 def few(images: ImageSet, seed: int) -> ImageSet:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-from rlu_cli.audit.replay import Replay
+from rlu_cli.audit.replay import with_training
 from rlu_cli.core.recover import recover_labels
 from rlu_cli.core.sensitivity import Moved, sensitivity
 from rlu_cli.core.types import LocalTraining, Observation, Recovery
@@ -14,10 +12,6 @@ def client_sensitivity(observation: Observation, recovery: Recovery) -> tuple[Mo
     """How one method's counts move. Only replays are trained anew: no model is measured again."""
 
     def again(training: LocalTraining) -> Recovery:
-        path = observation.residuals
-        if path is not None and isinstance(path.replay, Replay):
-            path = replace(path, replay=replace(path.replay, training=training))
-        changed = replace(observation, training=training, residuals=path)
-        return recover_labels(changed, method=recovery.method)
+        return recover_labels(with_training(observation, training), method=recovery.method)
 
     return sensitivity(recovery, observation.training, again)

@@ -28,6 +28,7 @@ UNRELIABLE = (
     "solver-uncertified",
     "local-statistics-missing",
     "method-undetermined",
+    "lr-uncertain",
     "assumes-few-samples",
     "assumes-nonnegative-embedding",
     "assumes-one-sample",
