@@ -16,7 +16,7 @@ from rlu_cli.errors import MismatchError
 _STILL = 0.1
 """Motion up to which a model that isn't trained yet counts as standing still."""
 
-_UNCERTAIN, _UNKNOWN = 2.0, 10.0
+_UNCERTAIN, _UNKNOWN = 4.0, 10.0
 """Upper over lower end of the interval: beyond, the counts are unreliable; and beyond, there are none."""
 
 
@@ -46,6 +46,7 @@ def with_estimated_rate(
         found = estimate_learning_rate(observation, start, end)
     elif replay is not None:
         found = _by_replays(observation, replay)
+    found = None if found is None else found.widened(moved)
     if found is None or found.spread > _UNKNOWN:
         known = "nothing" if found is None else f"an interval of a factor of {found.spread:.0f}"
         raise MismatchError(

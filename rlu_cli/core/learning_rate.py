@@ -38,8 +38,11 @@ _DRAWS = 20
 _REPLAYS, _RISE, _FLATTEST = 5, 0.26, 0.1
 """Of training, for its distance; steps of the rate's logarithm; the least slope that is believed."""
 
-_NORMAL, _STUDENT = 1.96, 2.776
-"""95 % points, of many draws and of five."""
+_STUDENT = {_DRAWS: 2.093, _REPLAYS: 2.776}
+"""95 % points of Student's t, for standard deviations from so many."""
+
+_DRIFT_SHARE = 0.5
+"""As in the misfit: what of the way between both ends may be unknown."""
 
 _LEAST = 0.005
 """Error of the logarithm beside all that is drawn: of the search, and of what was not modelled."""
@@ -60,6 +63,19 @@ class LearningRate:
     def spread(self) -> float:
         """high / low."""
         return self.high / self.low
+
+    def widened(self, motion: float) -> LearningRate:
+        """With the error beside sampling: interpolation may be off by half of the way between both ends.
+
+        Parameters
+        ----------
+        motion : how far training moved the predictions, see `rlu_cli.core.misfit.motion`
+        """
+        wider = (
+            float(np.hypot(np.log(end / self.scale), _DRIFT_SHARE * motion)) for end in (self.low, self.high)
+        )
+        below, above = (float(np.exp(half)) for half in wider)
+        return LearningRate(self.scale, self.scale / below, self.scale * above)
 
 
 def scaled(training: LocalTraining, scale: float) -> LocalTraining:
@@ -84,9 +100,10 @@ def estimate_learning_rate(
 
         −2 log L(c) = min_z ‖u(c) − Φ z‖²_Σ + log det Σ + 2 D log c
 
-    Updates made up of auxiliary samples with the labels found, 20 of them, are estimated as well: the mean of
-    their errors is taken off, and their spread is the interval. For several steps all this holds while the
-    model hardly moves; beyond, see `rate_by_distance`.
+    Updates made up of auxiliary samples with the labels found, 20 of them, are estimated as well, and the
+    spread of that is the interval. (On trained models the mean of their errors was no good correction:
+    it measured worse than none.) For several steps all this holds while the model hardly moves; beyond,
+    see `rate_by_distance`.
 
     Parameters
     ----------
@@ -105,9 +122,14 @@ def estimate_learning_rate(
     edges = (grid[max(at - 1, 0)], grid[min(at + 1, len(grid) - 1)])
     found = _least(views.cost, edges)
     ends = (max(found - _AROUND, lowest), min(found + _AROUND, highest))
-    errors = [_least(views.cost_of(moved), ends) - found for moved in views.like_updates(found)]
-    bias, half = float(np.mean(errors)), _NORMAL * float(np.std(errors, ddof=1)) + _LEAST
-    return LearningRate(*(float(np.exp(found - bias + x)) for x in (0.0, -half, half)))
+    again = [_least(views.cost_of(moved), ends) for moved in views.like_updates(found)]
+    return _with_interval(found, _STUDENT[_DRAWS] * float(np.std(again, ddof=1)))
+
+
+def _with_interval(found: float, half: float) -> LearningRate:
+    """From logarithms."""
+    half += _LEAST
+    return LearningRate(*(float(np.exp(found + step)) for step in (0.0, -half, half)))
 
 
 def rate_by_distance(
@@ -145,8 +167,8 @@ def rate_by_distance(
     near = way[max(crossings[-1] - 1, 0) : crossings[-1] + 3]
     slope = max(float(np.polyfit(near[:, 0], near[:, 1], 1)[0]), _FLATTEST)
     found = float(near[:, 0].mean() - near[:, 1].mean() / slope)
-    half = _STUDENT * float(near[:, 2].mean()) * float(np.sqrt(1 + 1 / _REPLAYS)) / slope + _LEAST
-    return LearningRate(*(float(np.exp(found + step)) for step in (0.0, -half, half)))
+    spread = float(near[:, 2].mean()) * float(np.sqrt(1 + 1 / _REPLAYS))
+    return _with_interval(found, _STUDENT[_REPLAYS] * spread / slope)
 
 
 def _least(cost: Callable[[float], float], bounds: tuple[float, float]) -> float:
