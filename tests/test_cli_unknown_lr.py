@@ -23,14 +23,12 @@ def test_untrained_rounds_are_exact_without_it(round_: str, error: float) -> Non
 
 
 def test_a_trained_model_of_several_steps_is_told_by_replays() -> None:
-    flags = ("recover", *sample("trained_m10"), *QUICK, "--method", "rlu", "--lr", "auto")
-    document = call(*flags).document
+    document = call("recover", *sample("trained_m10"), *QUICK, "--method", "rlu", "--lr", "auto").document
     assert 0.003 < document["training"]["lr"] < 0.03
-    assert call(*flags).document == document
 
 
 def test_counts_are_those_of_the_rate_found() -> None:
-    flags = ("recover", *sample("untrained_m10"), *QUICK, "--method", "gls")
+    flags = ("recover", *sample("trained_m1"), *QUICK, "--method", "gls")
     found = call(*flags, "--lr", "auto").document
     told = call(*flags, "--lr", repr(found["training"]["lr"])).document
     assert found["classes"] == told["classes"]
@@ -57,3 +55,9 @@ def test_schemes_that_remember_need_the_rate() -> None:
     message = call("recover", *sample("untrained_m1"), "--lr", "auto", "--scheme", "scaffold").refusal(2)
     assert "scaffold" in message
     assert "--lr auto" in message
+
+
+def test_a_simulation_needs_the_rate(tmp_path: Path) -> None:
+    flags = ("--data", "digits", "-o", tmp_path / "archive", "--batch-size", 8, "--steps", 1)
+    assert "'auto'" in call("simulate", *flags, "--lr", "auto").refusal(4)
+    assert not (tmp_path / "archive").exists()

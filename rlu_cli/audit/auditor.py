@@ -293,7 +293,7 @@ class Auditor:
         self._check_key(local)
         annotations = self._annotations(local)
         check_described_alike(self.described, describe_model(self.options, annotations))
-        record = resolve_training(options, annotations)
+        record = resolve_training(options, annotations, may_estimate=True)
         named = {name: get_method(name) for name in methods if name != AUTO}
         kind = update_kind(options.update, annotations)
         opened = open_local(self._named(local), self._named(self.reference), kind, self.head_name)

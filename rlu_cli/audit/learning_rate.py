@@ -5,12 +5,18 @@ from __future__ import annotations
 from dataclasses import replace
 
 from rlu_cli.audit.replay import Replay
-from rlu_cli.core.learning_rate import LearningRate, estimate_learning_rate, rate_by_distance, scaled
+from rlu_cli.core.learning_rate import (
+    LearningRate,
+    estimate_learning_rate,
+    least_scale,
+    rate_by_distance,
+    scaled,
+)
 from rlu_cli.core.methods.assumptions import is_trained
 from rlu_cli.core.misfit import motion
 from rlu_cli.core.path import solve_on_path
 from rlu_cli.core.recover import normalised_update
-from rlu_cli.core.types import Activations, FloatArray, LocalTraining, Note, Observation
+from rlu_cli.core.types import Activations, LocalTraining, Note, Observation
 from rlu_cli.errors import MismatchError
 
 _STILL = 0.1
@@ -63,14 +69,9 @@ def with_estimated_rate(
 
 
 def _by_replays(observation: Observation, replay: Replay) -> LearningRate | None:
-    def at(scale: float) -> tuple[LocalTraining, FloatArray]:
-        training = scaled(observation.training, scale)
-        changed = replace(observation, training=training)
-        return training, solve_on_path(changed, normalised_update(changed)).solution.z
-
     def distance(scale: float, draw: int) -> float:
-        training, z = at(scale)
-        return replace(replay, training=training).distance(z, draw)
+        changed = replace(observation, training=scaled(observation.training, scale))
+        z = solve_on_path(changed, normalised_update(changed)).solution.z
+        return replace(replay, training=changed.training).distance(z, draw)
 
-    u = normalised_update(observation)
-    return rate_by_distance(distance, replay.travelled, least=float(abs(u).max()))
+    return rate_by_distance(distance, replay.travelled, least=least_scale(observation))

@@ -8,6 +8,7 @@ from typing import Any
 
 from rlu_cli.audit.annotations import Annotations, boolean, number, numbers, text, whole
 from rlu_cli.audit.options import TrainingOptions
+from rlu_cli.core.learning_rate import scaled
 from rlu_cli.core.schemes import MOST_STEPS, SCHEMES, check_training
 from rlu_cli.core.types import LocalTraining
 from rlu_cli.core.variates import STATEFUL
@@ -15,6 +16,9 @@ from rlu_cli.errors import MismatchError, UsageError
 
 ESTIMATED = "auto"
 """What ``--lr`` says where nobody knows the rate."""
+
+_TINY = 1e-6
+"""A factor of an unknown rate with which the other values can be checked."""
 
 _PULLED = ("fedprox", "feddyn", "feddc")
 
@@ -38,8 +42,14 @@ class TrainingRecord:
         return TrainingRecord(training, {**self.values, "lr": _shown(training.lr)}, self.sources)
 
 
-def resolve_training(options: TrainingOptions, annotations: Annotations) -> TrainingRecord:
+def resolve_training(
+    options: TrainingOptions, annotations: Annotations, *, may_estimate: bool = False
+) -> TrainingRecord:
     """The training values: see `_resolve`. What is out of range in files alone is no usage error.
+
+    Parameters
+    ----------
+    may_estimate : whether ``--lr auto`` is allowed: the record then has rates that are right up to a factor
 
     Raises
     ------
@@ -49,7 +59,7 @@ def resolve_training(options: TrainingOptions, annotations: Annotations) -> Trai
         Flags out of range.
     """
     try:
-        return _resolve(options, annotations)
+        return _resolve(options, annotations, may_estimate=may_estimate)
     except UsageError as error:
         if options != TrainingOptions():
             raise
@@ -58,7 +68,7 @@ def resolve_training(options: TrainingOptions, annotations: Annotations) -> Trai
         ) from None
 
 
-def _resolve(options: TrainingOptions, annotations: Annotations) -> TrainingRecord:
+def _resolve(options: TrainingOptions, annotations: Annotations, *, may_estimate: bool) -> TrainingRecord:
     """Collect the training values, and name at once everything that is missing.
 
     ``steps`` counts optimiser steps; ``epochs`` with ``dataset_size`` n means epochs·⌈n/B⌉ of them, over
@@ -72,7 +82,7 @@ def _resolve(options: TrainingOptions, annotations: Annotations) -> TrainingReco
         Values out of range.
     """
     get = annotations.get
-    unknown = options.lr is not None and options.lr.strip() == ESTIMATED
+    unknown = may_estimate and options.lr is not None and options.lr.strip() == ESTIMATED
     lr: tuple[float, ...] | None = (1.0,) if unknown else get("lr", options.lr, numbers)
     batch_size = get("batch_size", options.batch_size, whole)
     steps = get("steps", options.steps, whole)
@@ -134,8 +144,7 @@ def _resolve(options: TrainingOptions, annotations: Annotations) -> TrainingReco
         prox=(pull or 0.0) if scheme in _PULLED else 0.0,
         scheme=scheme,
     )
-    if not unknown:
-        check_training(training)
+    check_training(scaled(training, _TINY) if unknown else training)
     values: dict[str, Any] = {
         "scheme": scheme,
         "optimizer": optimizer,

@@ -10,15 +10,15 @@ from scipy.optimize import minimize_scalar
 
 from rlu_cli.core.path import solve_on_path
 from rlu_cli.core.recover import normalised_update, without_drift
-from rlu_cli.core.residuals import residuals
+from rlu_cli.core.residuals import MOST_CLASSES, residuals
 from rlu_cli.core.rounding import round_to_total
 from rlu_cli.core.schemes import batch_variance, impulse_response, step_rates
 from rlu_cli.core.simplex import simplex_least_squares
 from rlu_cli.core.types import Activations, FloatArray, LocalTraining, Observation
 from rlu_cli.errors import MismatchError
 
-_DIRECTIONS = 3
-"""Directions of the embedding, those in which the classes differ most."""
+_DIRECTIONS, _MANY_CLASSES = 3, 40
+"""Directions of the embedding, those in which the classes differ most; of more classes, one is enough."""
 
 _SWEEPS = 3
 """Alternations of weights and proportions."""
@@ -28,6 +28,9 @@ _POOLED, _FLOOR, _ASTRAY = 0.1, 1e-3, 0.1
 
 _LARGEST, _COARSE = 1000.0, 0.15
 """Range above the least possible rate, and the steps (of its logarithm) of the first look."""
+
+_AMID = 10.0
+"""Of the least possible rate: where u is about 0.1, as usual."""
 
 _AROUND = 1.5
 """How far from the estimate (of its logarithm) those of like updates are looked for."""
@@ -84,6 +87,16 @@ def scaled(training: LocalTraining, scale: float) -> LocalTraining:
     return replace(training, lr=rates if isinstance(training.lr, tuple) else rates[0])
 
 
+def least_scale(observation: Observation) -> float:
+    """The factor of the rates at which some |u_j| is 1, as no training can exceed; pulls are left out.
+
+    Half of it for a head without bias, whose u is an estimate.
+    """
+    plain = replace(observation.training, prox=0.0, weight_decay=0.0)
+    largest = float(np.abs(normalised_update(replace(observation, training=plain))).max())
+    return largest if observation.head.bias is not None else largest / 2
+
+
 def estimate_learning_rate(
     observation: Observation, start: Activations, end: Activations | None
 ) -> LearningRate:
@@ -113,7 +126,7 @@ def estimate_learning_rate(
     Raises
     ------
     MismatchError
-        No embeddings, or too few samples of a class.
+        No embeddings, too few samples of a class, or more than 200 classes.
     """
     views = _Views(observation, start, end)
     lowest, highest = np.log(views.range())
@@ -189,6 +202,10 @@ class _Views:
                 "expected embeddings beside the logits, which --lr auto needs, found logits alone: add the "
                 "array `embeddings`, or say --lr"
             )
+        if N > MOST_CLASSES:
+            raise MismatchError(
+                f"expected at most {MOST_CLASSES} classes for --lr auto, found {N}: say --lr RATE"
+            )
         if self.counts.min() < _FEWEST:
             raise MismatchError(
                 f"expected at least {_FEWEST} auxiliary samples of every class for --lr auto, found "
@@ -212,7 +229,8 @@ class _Views:
         centre = embeddings.mean(axis=0)
         N = len(self.counts)
         apart = np.stack([embeddings[self.labels == n].mean(axis=0) for n in range(N)]) - centre
-        V = np.linalg.svd(apart, full_matrices=False)[2][: min(_DIRECTIONS, N - 1)].T  # (L, d)
+        d = 1 if N > _MANY_CLASSES else min(_DIRECTIONS, N - 1)
+        V = np.linalg.svd(apart, full_matrices=False)[2][:d].T  # (L, d)
         if self.observation.head.bias is None:
             along = centre / max(float(np.linalg.norm(centre)), np.finfo(float).tiny)
             self.weight_view, self.bias_view = np.column_stack((along, V)), np.zeros(1 + V.shape[1])
@@ -231,8 +249,11 @@ class _Views:
         return np.stack([values[self.labels == n].mean(axis=0) for n in range(len(self.counts))])
 
     def _position(self) -> float:
-        """Where between both ends the gradients were taken, at the least rate that is possible."""
-        return solve_on_path(self.observation, normalised_update(self.observation)).position
+        """Where between both ends the gradients were taken, at a rate amid those that are possible."""
+        low, high = self.range()
+        training = scaled(self.observation.training, min(_AMID * low, high))
+        changed = replace(self.observation, training=training)
+        return solve_on_path(changed, normalised_update(changed)).position
 
     def at(self, scale: float) -> tuple[FloatArray, float]:
         """(Δ + h)/Σ_τ w^τ in the views, shape ((N − 1) F,), and Σ_τ w^τ, with the rates times ``scale``."""
@@ -247,14 +268,10 @@ class _Views:
     def range(self) -> tuple[float, float]:
         """Scales between which c must be: |u_j| ≤ 1, and no step may diverge."""
         training = self.observation.training
-        update = self.observation.update
-        change = update.weight @ self.weight_view[:, 0] if update.bias is None else update.bias
-        largest = float(np.abs(change).max() / impulse_response(replace(training, prox=0.0)).sum())
+        least = least_scale(self.observation)
         pull = (training.prox + training.weight_decay) * float(step_rates(training).max())
-        highest = _LARGEST * largest
-        if pull > 0:
-            highest = min(highest, 1.9 / pull)
-        return min(largest, highest / 2), highest
+        highest = min(_LARGEST * least, 1.9 / pull if pull > 0 else np.inf)
+        return min(least, highest / 2), highest
 
     def cost(self, log_scale: float) -> float:
         """−2 log L."""
