@@ -114,7 +114,7 @@ def estimate_learning_rate(
         −2 log L(c) = min_z ‖u(c) − Φ z‖²_Σ + log det Σ + 2 D log c
 
     Updates made up of auxiliary samples with the labels found, 20 of them, are estimated as well, and the
-    spread of that is the interval. (On trained models the mean of their errors was no good correction:
+    root mean square of their errors gives the interval. (On trained models their mean was no good correction:
     it measured worse than none.) For several steps all this holds while the model hardly moves; beyond,
     see `rate_by_distance`.
 
@@ -135,8 +135,8 @@ def estimate_learning_rate(
     edges = (grid[max(at - 1, 0)], grid[min(at + 1, len(grid) - 1)])
     found = _least(views.cost, edges)
     ends = (max(found - _AROUND, lowest), min(found + _AROUND, highest))
-    again = [_least(views.cost_of(moved), ends) for moved in views.like_updates(found)]
-    return _with_interval(found, _STUDENT[_DRAWS] * float(np.std(again, ddof=1)))
+    errors = np.array([_least(views.cost_of(moved), ends) for moved in views.like_updates(found)]) - found
+    return _with_interval(found, _STUDENT[_DRAWS] * float(np.sqrt(np.mean(errors**2))))
 
 
 def _with_interval(found: float, half: float) -> LearningRate:
