@@ -105,6 +105,8 @@ def table(rows: list[Row]) -> str:
         mine = [row for row in rows if row["regime"] == regime]
         found = [row for row in mine if not row["refused"]]
         errors = np.log([row["ratio"] for row in found])
+        seeds = np.array([row["seed"] for row in found])
+        pooled = [np.expm1(errors[seeds == seed].mean()) for seed in np.unique(seeds)]
         uncertain = [row for row in found if row["warning"] == "lr-uncertain"]
         lines.append(
             (
@@ -113,6 +115,7 @@ def table(rows: list[Row]) -> str:
                 f"{np.exp(np.median(errors)) - 1:+.1%}",
                 f"{np.median(np.abs(np.expm1(errors))):.1%}",
                 f"{np.max(np.abs(np.expm1(errors))):.0%}",
+                f"{np.max(np.abs(pooled)):.1%}",
                 f"{np.mean([row['held'] for row in found]):.0%}",
                 f"{np.median([row['spread'] for row in found]):.2f}",
                 str(len(uncertain)),
@@ -126,6 +129,7 @@ def table(rows: list[Row]) -> str:
         "median error",
         "median of its size",
         "largest",
+        "largest, of a round's geometric mean",
         "interval holds",
         "its upper over lower end",
         "`lr-uncertain`",
