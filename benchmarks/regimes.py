@@ -13,6 +13,7 @@ import argparse
 import json
 import tempfile
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
@@ -23,6 +24,7 @@ from common import NORMALIZATION, lenet_at_accuracy, machine, markdown, mean_sd
 
 from rlu_cli.audit.auditor import Auditor
 from rlu_cli.audit.options import RunOptions, SimulationOptions, StepOptions, TrainingOptions
+from rlu_cli.audit.report import client_reliability
 from rlu_cli.core.metrics import score_bounds, score_counts
 from rlu_cli.images import ImageSet
 from rlu_cli.images.datasets import open_dataset
@@ -35,6 +37,7 @@ FEW = 12_000
 
 EPOCHS: dict[str, Any] = {"epochs": 5}
 MOMENTUM: dict[str, Any] = {"steps": 10, "momentum": 0.9}
+FAST = "0.05"
 REGIMES: dict[str, tuple[float, dict[str, Any]]] = {
     "untrained, m = 1": (0.0, {"steps": 1}),
     "untrained, m = 10": (0.0, {"steps": 10}),
@@ -45,6 +48,9 @@ REGIMES: dict[str, tuple[float, dict[str, Any]]] = {
     "27 %, m = 10, FedProx λ = 5": (0.27, {"steps": 10, "scheme": "fedprox", "lambda_": 5.0}),
     "80 %, m = 1": (0.8, {"steps": 1}),
     "80 %, m = 10": (0.8, {"steps": 10}),
+    "untrained, m = 10, lr 0.05": (0.0, {"steps": 10, "lr": FAST}),
+    "27 %, m = 10, lr 0.05": (0.27, {"steps": 10, "lr": FAST}),
+    "80 %, m = 10, lr 0.05": (0.8, {"steps": 10, "lr": FAST}),
     "untrained, 5 epochs × 1,000": (0.0, EPOCHS),
     "80 %, 5 epochs × 1,000": (0.8, EPOCHS),
 }
@@ -78,17 +84,7 @@ def main() -> None:
 
 def measure(images: ImageSet, regime: str, seed: int, methods: Sequence[str]) -> Iterator[Row]:
     """Scores of every client of one round, by each of ``methods`` on the same files."""
-    reached, options = REGIMES[regime]
-    start = lenet_at_accuracy(images, reached, seed=seed)
-    if "epochs" in options:
-        images = few(images, seed)
-    training = StepOptions(lr="0.01", batch_size=32, **options)
-    federation = SimulationOptions(rounds=1)
-    simulation = Simulation("fashion-mnist", "lenet5", NORMALIZATION, seed, training, federation)
-    with tempfile.TemporaryDirectory() as folder:
-        root = Path(folder) / "archive"
-        for _ in Simulator(simulation, images, root, start=start).run():
-            pass
+    with simulated(images, regime, seed) as root:
         auditor = None
         for line in read_truth_lines(root):
             round_ = round_folder(root, line.round)
@@ -98,7 +94,9 @@ def measure(images: ImageSet, regime: str, seed: int, methods: Sequence[str]) ->
             truth = np.array(line.counts)
             for method in methods:
                 began = perf_counter()
-                found = auditor.recover(local, TrainingOptions(), [method]).recoveries[0]
+                client = auditor.recover(local, TrainingOptions(), [method])
+                found = client.recoveries[0]
+                grade = client_reliability(auditor, client, found)
                 yield {
                     "regime": regime,
                     "seed": seed,
@@ -108,7 +106,28 @@ def measure(images: ImageSet, regime: str, seed: int, methods: Sequence[str]) ->
                     **score_counts(found.counts, truth).document(),
                     **score_bounds(found, truth),
                     "seconds": perf_counter() - began,
+                    "grade": grade.grade,
+                    "expected_iAcc": grade.expected_i_acc,
+                    "motion": found.diagnostics["motion"],
+                    "own_confidence": found.diagnostics["own_confidence"],
                 }
+
+
+@contextmanager
+def simulated(images: ImageSet, regime: str, seed: int) -> Iterator[Path]:
+    """The archive of one round."""
+    reached, options = REGIMES[regime]
+    start = lenet_at_accuracy(images, reached, seed=seed)
+    if "epochs" in options:
+        images = few(images, seed)
+    training = StepOptions(**{"lr": "0.01", "batch_size": 32, **options})
+    federation = SimulationOptions(rounds=1)
+    simulation = Simulation("fashion-mnist", "lenet5", NORMALIZATION, seed, training, federation)
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder) / "archive"
+        for _ in Simulator(simulation, images, root, start=start).run():
+            pass
+        yield root
 
 
 def few(images: ImageSet, seed: int) -> ImageSet:

@@ -89,6 +89,17 @@ def test_a_client_that_trained_on_the_same_batches_is_followed_exactly(momentum:
     np.testing.assert_allclose(found.covariance(), expected.covariance(), atol=2e-6)
 
 
+def test_distances_are_those_of_a_literal_training() -> None:
+    training = LocalTraining(6, 10, 0.2)
+    end, states = literal(replay(training), training)
+    length = sum(float(((end[name] - states[0][name]) ** 2).sum()) for name in end) ** 0.5
+    found = replay(training, end)
+    assert found.travelled == pytest.approx(length, rel=1e-5)
+    assert found.distance(MIX) == pytest.approx(length, rel=1e-5)
+    assert found.distance(MIX, draw=1) != pytest.approx(length, rel=1e-5)
+    assert not np.isfinite(replay(LocalTraining(30, 10, 1e20)).distance(MIX))
+
+
 def test_the_way_is_drawn_to_the_clients_own_model() -> None:
     """A client that did not move at all: two nodes of two steps, the second half way back."""
     training = LocalTraining(2, 10, 0.2)

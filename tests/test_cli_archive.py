@@ -71,6 +71,12 @@ def test_the_summary_is_of_the_pairs(document: dict[str, Any]) -> None:
             values = [pair[name] for pair in group]
             assert entry[name]["mean"] == pytest.approx(np.mean(values), abs=1e-12)
             assert entry[name]["sd"] == pytest.approx(np.std(values, ddof=1), abs=1e-12)
+        grades = [pair["reliability"] and pair["reliability"]["grade"] for pair in group]
+        if entry["method"] == "(uniform)":
+            assert entry["grades"] is entry["expected_iAcc"] is None
+            assert set(grades) == {None}
+        else:
+            assert entry["grades"] == {name: grades.count(name) for name in ("good", "fair", "poor")}
 
 
 def test_the_uniform_guess(document: dict[str, Any], archive: Path) -> None:

@@ -34,6 +34,7 @@ def test_document_of_the_plain_call() -> None:
             "total": int,
             "counts": list,
             "classes": list,
+            "reliability": dict,
             "diagnostics": dict,
             "warnings": list,
         },
@@ -120,6 +121,19 @@ def test_trained_rounds_sum_to_the_total_and_beat_uniform(round_: str) -> None:
     assert sum(counts) == document["total"] == total
     off = sum(abs(a - b) for a, b in zip(counts, known, strict=True))
     assert off < 0.5 * sum(abs(total / 10 - b) for b in known)
+
+
+def test_reliability_follows_from_bounds_and_is_shown() -> None:
+    outcome = call("recover", *sample("trained_m10"), *QUICK, "-v")
+    document, trust = outcome.document, outcome.document["reliability"]
+    width = sum(row["high"] - row["low"] for row in document["classes"])
+    assert trust["expected_iAcc"] == pytest.approx(1 - 0.10177 * width / document["total"], abs=1e-4)
+    assert trust["grade"] == "fair"
+    assert trust["reasons"] == ["model-trained", "moved-far"]
+    shown = " ".join(outcome.err.split())
+    assert f"reliability fair, expected iAcc {trust['expected_iAcc']:.2f} (model-trained, moved-far)" in shown
+    sure = call("recover", *sample("untrained_m1"), *QUICK).document["reliability"]
+    assert sure == {"grade": "good", "expected_iAcc": 1.0, "reasons": []}
 
 
 def test_several_locals_are_lines_in_the_order_given() -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from rlu_cli.cli.recover import UNRELIABLE
+from rlu_cli.core.reliability import UNRELIABLE
 from rlu_cli.errors import ExitCode
 
 ROOT = Path(__file__).resolve().parent.parent

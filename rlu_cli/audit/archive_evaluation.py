@@ -14,8 +14,9 @@ from rlu_cli.audit.auditor import Auditor
 from rlu_cli.audit.history import GLOBAL_STEM
 from rlu_cli.audit.options import AuxOptions, HistoryOptions, ModelOptions, RunOptions, TrainingOptions
 from rlu_cli.audit.progress import Reporter, silent
-from rlu_cli.audit.report import envelope
+from rlu_cli.audit.report import client_reliability, envelope
 from rlu_cli.core.metrics import Scores, score_bounds, score_counts, uniform_counts
+from rlu_cli.core.reliability import GRADES, Reliability
 from rlu_cli.core.types import IntArray
 from rlu_cli.errors import FileError, MismatchError
 from rlu_cli.files.regular import is_folder
@@ -28,7 +29,10 @@ UNIFORM = "(uniform)"
 
 @dataclass(frozen=True)
 class ScoredPair:
-    """The scores of one method on one client's round; of its bounds too, where it has any."""
+    """The scores of one method on one client's round; the uniform guess has no reliability.
+
+    bounds : what the method's error bars are worth, where it has any
+    """
 
     round: int
     client: str
@@ -37,6 +41,7 @@ class ScoredPair:
     method: str
     scores: Scores
     warnings: tuple[str, ...]
+    reliability: Reliability | None
     bounds: dict[str, float] = field(default_factory=dict)
 
     def numbers(self) -> dict[str, float]:
@@ -107,10 +112,11 @@ def evaluate_archive(
                         found.method,
                         score_counts(found.counts, truth),
                         codes,
+                        client_reliability(auditor, client, found),
                         score_bounds(found, truth),
                     )
                 guess = score_counts(uniform_counts(len(truth), int(truth.sum())), truth)
-                yield ScoredPair(number, line.client, scheme, line.accuracy, UNIFORM, guess, ())
+                yield ScoredPair(number, line.client, scheme, line.accuracy, UNIFORM, guess, (), None)
                 done += 1
                 update(done, len(lines))
 
@@ -134,6 +140,7 @@ def archive_document(root: Path, pairs: Sequence[ScoredPair]) -> dict[str, Any]:
                 "method": p.method,
                 **p.numbers(),
                 "warnings": list(p.warnings),
+                "reliability": None if p.reliability is None else p.reliability.document(),
             }
             for p in pairs
         ],
@@ -146,6 +153,8 @@ def _summary(pairs: Sequence[ScoredPair]) -> dict[str, Any]:
         for name, value in pair.numbers().items():
             columns.setdefault(name, []).append(value)
     first = pairs[0]
+    graded = [pair.reliability for pair in pairs if pair.reliability is not None]
+    expected = [found.expected_i_acc for found in graded if found.expected_i_acc is not None]
     return {
         "round": first.round,
         "scheme": first.scheme,
@@ -159,6 +168,8 @@ def _summary(pairs: Sequence[ScoredPair]) -> dict[str, Any]:
             }
             for name, values in columns.items()
         },
+        "grades": {name: sum(found.grade == name for found in graded) for name in GRADES} if graded else None,
+        "expected_iAcc": float(np.mean(expected)) if expected else None,
     }
 
 

@@ -15,6 +15,7 @@ from rlu_cli.audit.devices import choose_device
 from rlu_cli.audit.given_logits import GivenLogits
 from rlu_cli.audit.history import History, constant_gradient
 from rlu_cli.audit.image_source import ImageSource
+from rlu_cli.audit.learning_rate import with_estimated_rate
 from rlu_cli.audit.local_model import layer_head, open_local
 from rlu_cli.audit.network import check_finite
 from rlu_cli.audit.options import (
@@ -27,6 +28,7 @@ from rlu_cli.audit.options import (
     Update,
 )
 from rlu_cli.audit.progress import Reporter, silent
+from rlu_cli.audit.replay import with_training
 from rlu_cli.audit.source import Measurement, Source
 from rlu_cli.audit.statistics_file import StoredStatistics, read_statistics
 from rlu_cli.audit.stored_options import options_beside
@@ -52,7 +54,10 @@ processor's time."""
 
 @dataclass(frozen=True)
 class ClientRound:
-    """What was recovered of one client, by each of the methods asked for, in their order."""
+    """What was recovered of one client, by each of the methods asked for, in their order.
+
+    observation : what it was recovered from
+    """
 
     path: Path
     sha256: str
@@ -60,6 +65,7 @@ class ClientRound:
     recoveries: tuple[Recovery, ...]
     notes: tuple[Note, ...]
     update: Update
+    observation: Observation
 
 
 class Auditor:
@@ -288,7 +294,7 @@ class Auditor:
         self._check_key(local)
         annotations = self._annotations(local)
         check_described_alike(self.described, describe_model(self.options, annotations))
-        record = resolve_training(options, annotations)
+        record = resolve_training(options, annotations, may_estimate=True)
         named = {name: get_method(name) for name in methods if name != AUTO}
         kind = update_kind(options.update, annotations)
         opened = open_local(self._named(local), self._named(self.reference), kind, self.head_name)
@@ -298,7 +304,9 @@ class Auditor:
         notes += self._stored_for_another_batch(record.training.batch_size)
         has_bias = opened.head.bias is not None
         chosen = [named.get(name) or self._best(record.training, has_bias=has_bias) for name in methods]
-        needs_end = any(method.needs_end(record.training) for method in chosen)
+        needs_end = any(method.needs_end(record.training) for method in chosen) or (
+            record.lr_unknown and record.training.steps > 1
+        )
         whole = opened.weights() if needs_end else local
         end = self._end(whole, record.training.batch_size) if needs_end else None
         needs_residuals = any(method.needs_residuals for method in chosen)
@@ -321,12 +329,28 @@ class Auditor:
             seed=self.run.seed,
             device=self.run.device,
         )
+        if record.lr_unknown:
+            training, note = self._estimated_rate(observation, whole, end)
+            observation, record = with_training(observation, training), record.with_rates(training)
+            notes.append(note)
         with report(f"simulating clients like {path.stem}") as update:
             observation = replace(observation, progress=update)
             recoveries = tuple(recover_labels(observation, method=method.name) for method in chosen)
         if kind == "delta":
             notes += check_sign(normalised_update(observation), observation.start.confidence)
-        return ClientRound(path, sha256_file(path), record, recoveries, (*opened.notes, *notes), kind)
+        notes = [*opened.notes, *notes]
+        return ClientRound(path, sha256_file(path), record, recoveries, tuple(notes), kind, observation)
+
+    def _estimated_rate(
+        self, observation: Observation, local: Checkpoint, end: Measurement | None
+    ) -> tuple[LocalTraining, Note]:
+        """The client's training with the learning rate found; see `with_estimated_rate`."""
+        training = observation.training
+        samples = self._measured_start(training.batch_size).activations
+        if end is None:
+            return with_estimated_rate(observation, samples, None, None)
+        replay = self.source.replay(local, training, self.source.effective_batch(training.batch_size))
+        return with_estimated_rate(observation, samples, end.activations, replay)
 
     def _best(self, training: LocalTraining, *, has_bias: bool) -> Method:
         """What ``auto`` stands for. It hangs on how clients train, not on their numbers."""

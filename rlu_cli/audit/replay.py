@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -16,7 +16,7 @@ from rlu_cli.audit.probe import probe
 from rlu_cli.core.residuals import ReplayedClient, ResidualMoments, residual_moments, residuals
 from rlu_cli.core.rounding import round_to_total
 from rlu_cli.core.schemes import impulse_response
-from rlu_cli.core.types import Activations, FloatArray, IntArray, LocalTraining
+from rlu_cli.core.types import Activations, FloatArray, IntArray, LocalTraining, Observation
 from rlu_cli.images import ImageSet, Normalization
 from rlu_cli.models import load_weights
 from rlu_cli.simulation.client import Batch, local_training
@@ -133,6 +133,20 @@ class Replay:
         load_weights(self.network.model, state, where="a replayed model")
         return self._passed().logits.astype(np.float64)
 
+    def distance(self, z: FloatArray, draw: int = 0) -> float:
+        """‖θ̃^m − θ_global‖ over the parameters: how far a replayed training gets."""
+        return self._travelled(self._train(self._batches(z, draw), at=[self.training.steps])[0])
+
+    @property
+    def travelled(self) -> float:
+        """‖θ_local − θ_global‖: how far the client got."""
+        return self._travelled(self.end)
+
+    def _travelled(self, end: Mapping[str, Tensor]) -> float:
+        names = [name for name, _ in self.network.model.named_parameters() if name in end]
+        ways = [(end[name].double() - self.start[name].double()).norm() for name in names]
+        return float(torch.stack(ways).norm())
+
     def _train(self, batches: list[IntArray], *, at: list[int]) -> list[dict[str, Tensor]]:
         """Train from the global model: copies of its state before each of the steps ``at``; m is the end."""
         model = copy.deepcopy(self.network.model).requires_grad_(True)
@@ -174,6 +188,14 @@ def _random_half(labels: IntArray, rng: np.random.Generator) -> IntArray:
     """Rows of half of each class's samples, at least one."""
     rows = [rng.permutation(np.flatnonzero(labels == n)) for n in np.unique(labels)]
     return np.concatenate([members[: max(1, len(members) // 2)] for members in rows])
+
+
+def with_training(observation: Observation, training: LocalTraining) -> Observation:
+    """The same measurements of a client that trained otherwise, and its replay under that training."""
+    path = observation.residuals
+    if path is not None and isinstance(path.replay, Replay):
+        path = replace(path, replay=replace(path.replay, training=training))
+    return replace(observation, training=training, residuals=path)
 
 
 def replay_nodes(training: LocalTraining) -> tuple[list[int], list[float]]:

@@ -12,6 +12,8 @@ import numpy as np
 from rlu_cli import __version__
 from rlu_cli.audit.auditor import Auditor, ClientRound
 from rlu_cli.core.metrics import score_counts, uniform_counts
+from rlu_cli.core.reliability import Reliability, reliability
+from rlu_cli.core.sensitivity import Moved
 from rlu_cli.core.types import FloatArray, IntArray, Note, Recovery
 
 SCHEMA_VERSION = 1
@@ -33,8 +35,10 @@ def dumps(document: dict[str, Any], *, indent: int | None = None) -> str:
     return _SURROGATE.sub(lambda match: f"\\u{ord(match[0]):04x}", text) + "\n"
 
 
-def recovery_document(auditor: Auditor, client: ClientRound, recovery: Recovery) -> dict[str, Any]:
-    """What `recover` prints of one client."""
+def recovery_document(
+    auditor: Auditor, client: ClientRound, recovery: Recovery, moved: Sequence[Moved] | None = None
+) -> dict[str, Any]:
+    """What `recover` prints of one client; ``moved`` is its sensitivity, where that was asked for."""
     about = auditor.about()
     return {
         **envelope("recover"),
@@ -51,6 +55,8 @@ def recovery_document(auditor: Auditor, client: ClientRound, recovery: Recovery)
         "total": recovery.total,
         "counts": recovery.counts.tolist(),
         "classes": _classes(auditor.names, recovery),
+        "reliability": client_reliability(auditor, client, recovery).document(),
+        **({} if moved is None else {"sensitivity": [entry.document() for entry in moved]}),
         "diagnostics": recovery.diagnostics,
         "warnings": client_warnings(auditor, client, recovery),
     }
@@ -127,7 +133,16 @@ def model_document(about: dict[str, Any]) -> dict[str, Any]:
 
 def client_warnings(auditor: Auditor, client: ClientRound, recovery: Recovery) -> list[dict[str, str]]:
     """All that is to be said of one recovery: of the global model, the client and the method."""
-    return warning_list((*auditor.notes, *client.notes, *recovery.warnings))
+    return warning_list(_client_notes(auditor, client, recovery))
+
+
+def client_reliability(auditor: Auditor, client: ClientRound, recovery: Recovery) -> Reliability:
+    """The grade of one recovery, by its bounds and by all that is to be said of it."""
+    return reliability(recovery, {note.code for note in _client_notes(auditor, client, recovery)})
+
+
+def _client_notes(auditor: Auditor, client: ClientRound, recovery: Recovery) -> tuple[Note, ...]:
+    return (*auditor.notes, *client.notes, *recovery.warnings)
 
 
 def warning_list(notes: Sequence[Note]) -> list[dict[str, str]]:

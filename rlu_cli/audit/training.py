@@ -8,9 +8,17 @@ from typing import Any
 
 from rlu_cli.audit.annotations import Annotations, boolean, number, numbers, text, whole
 from rlu_cli.audit.options import TrainingOptions
+from rlu_cli.core.learning_rate import scaled
 from rlu_cli.core.schemes import MOST_STEPS, SCHEMES, check_training
 from rlu_cli.core.types import LocalTraining
+from rlu_cli.core.variates import STATEFUL
 from rlu_cli.errors import MismatchError, UsageError
+
+ESTIMATED = "auto"
+"""What ``--lr`` says where nobody knows the rate."""
+
+_TINY = 1e-6
+"""A factor of an unknown rate with which the other values can be checked."""
 
 _PULLED = ("fedprox", "feddyn", "feddc")
 
@@ -20,16 +28,28 @@ class TrainingRecord:
     """Training values ready for the core, and for the report.
 
     values : as the JSON shows them
-    sources : where each came from: flag, local, global, sidecar or default
+    sources : where each came from: flag, local, global, sidecar, default or estimated
+    lr_unknown : whether the rates are right up to a factor only, which is to be estimated
     """
 
     training: LocalTraining
     values: dict[str, Any]
     sources: dict[str, str]
+    lr_unknown: bool = False
+
+    def with_rates(self, training: LocalTraining) -> TrainingRecord:
+        """The same with the rates that were found."""
+        return TrainingRecord(training, {**self.values, "lr": _shown(training.lr)}, self.sources)
 
 
-def resolve_training(options: TrainingOptions, annotations: Annotations) -> TrainingRecord:
+def resolve_training(
+    options: TrainingOptions, annotations: Annotations, *, may_estimate: bool = False
+) -> TrainingRecord:
     """The training values: see `_resolve`. What is out of range in files alone is no usage error.
+
+    Parameters
+    ----------
+    may_estimate : whether ``--lr auto`` is allowed: the record then has rates that are right up to a factor
 
     Raises
     ------
@@ -39,7 +59,7 @@ def resolve_training(options: TrainingOptions, annotations: Annotations) -> Trai
         Flags out of range.
     """
     try:
-        return _resolve(options, annotations)
+        return _resolve(options, annotations, may_estimate=may_estimate)
     except UsageError as error:
         if options != TrainingOptions():
             raise
@@ -48,7 +68,7 @@ def resolve_training(options: TrainingOptions, annotations: Annotations) -> Trai
         ) from None
 
 
-def _resolve(options: TrainingOptions, annotations: Annotations) -> TrainingRecord:
+def _resolve(options: TrainingOptions, annotations: Annotations, *, may_estimate: bool) -> TrainingRecord:
     """Collect the training values, and name at once everything that is missing.
 
     ``steps`` counts optimiser steps; ``epochs`` with ``dataset_size`` n means epochs·⌈n/B⌉ of them, over
@@ -62,7 +82,8 @@ def _resolve(options: TrainingOptions, annotations: Annotations) -> TrainingReco
         Values out of range.
     """
     get = annotations.get
-    lr = get("lr", options.lr, numbers)
+    unknown = may_estimate and options.lr is not None and options.lr.strip() == ESTIMATED
+    lr: tuple[float, ...] | None = (1.0,) if unknown else get("lr", options.lr, numbers)
     batch_size = get("batch_size", options.batch_size, whole)
     steps = get("steps", options.steps, whole)
     epochs = get("epochs", options.epochs, whole)
@@ -80,7 +101,7 @@ def _resolve(options: TrainingOptions, annotations: Annotations) -> TrainingReco
     missing = [
         what
         for what, absent in (
-            ("lr (--lr)", lr is None),
+            ("lr (--lr; auto estimates it)", lr is None),
             ("batch size (--batch-size)", batch_size is None),
             ("steps (--steps, or --epochs with --dataset-size)", not counted),
             ("lambda (--lambda)", scheme in _PULLED and pull is None),
@@ -95,6 +116,11 @@ def _resolve(options: TrainingOptions, annotations: Annotations) -> TrainingReco
     assert lr is not None and batch_size is not None
     if scheme not in SCHEMES:
         raise UsageError(f"expected a scheme among {', '.join(SCHEMES)}, found {scheme!r}: correct --scheme")
+    if unknown and scheme in STATEFUL:
+        raise UsageError(
+            f"expected a learning rate for {scheme}, whose earlier rounds need it, found --lr {ESTIMATED}: "
+            "say the rate"
+        )
     if optimizer != "sgd":
         raise UsageError(
             f"expected the optimizer sgd (with --momentum, --nesterov, --weight-decay as needed), found "
@@ -118,11 +144,11 @@ def _resolve(options: TrainingOptions, annotations: Annotations) -> TrainingReco
         prox=(pull or 0.0) if scheme in _PULLED else 0.0,
         scheme=scheme,
     )
-    check_training(training)
+    check_training(scaled(training, _TINY) if unknown else training)
     values: dict[str, Any] = {
         "scheme": scheme,
         "optimizer": optimizer,
-        "lr": training.lr if isinstance(training.lr, float) else list(training.lr),
+        "lr": _shown(training.lr),
         "batch_size": batch_size,
         "steps": steps,
         "epochs": epochs,
@@ -136,7 +162,13 @@ def _resolve(options: TrainingOptions, annotations: Annotations) -> TrainingReco
     sources = {name: annotations.sources.get(name, "default") for name in values if values[name] is not None}
     if steps is not None and "steps" not in annotations.sources:
         sources["steps"] = annotations.sources["epochs"]
-    return TrainingRecord(training, values, sources)
+    if unknown:
+        sources["lr"] = "estimated"
+    return TrainingRecord(training, values, sources, unknown)
+
+
+def _shown(lr: float | tuple[float, ...]) -> float | list[float]:
+    return list(lr) if isinstance(lr, tuple) else lr
 
 
 def _refuse_ignored(

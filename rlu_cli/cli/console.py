@@ -92,13 +92,21 @@ def recovery_table(terminal: Terminal, document: dict[str, Any]) -> None:
     ]
     training, diagnostics = document["training"], document["diagnostics"]
     match = diagnostics["embedding_match"]
+    trust = document["reliability"]
+    expected = trust["expected_iAcc"]
     title = (
         f"{document['inputs']['local']['path']}: {document['total']} samples, "
         f"{training['steps']} step{'s' if training['steps'] != 1 else ''} of {training['batch_size']}, "
         f"method {document['method']}; "
         f"model accuracy {diagnostics['aux_accuracy']:.0%}, embedding match "
         + ("unknown" if match is None else f"{match:.3f}")
+        + f"; reliability {trust['grade']}"
+        + ("" if expected is None else f", expected iAcc {expected:.2f}")
+        + (f" ({', '.join(trust['reasons'])})" if trust["reasons"] else "")
     )
+    if "sensitivity" in document:
+        moved = [f"{e['value']} ×{e['factor']:.2f} {e['moved']:.0%}" for e in document["sensitivity"]]
+        title += f"; labels moved if off: {', '.join(moved)}"
     columns = ("index", "class", "count", "estimate", *(("95 %", "present") if bounded else ()), "")
     terminal.table(title, columns, rows)
 
@@ -126,10 +134,11 @@ def archive_table(terminal: Terminal, document: dict[str, Any]) -> None:
             f"{entry['model_accuracy']:.1%}",
             str(entry["clients"]),
             *(spread(entry, key) for key in ("cAcc", "iAcc", "exact_counts")),
+            "" if entry["grades"] is None else "/".join(str(n) for n in entry["grades"].values()),
         ]
         for entry in document["summary"]
     ]
-    columns = ("round", "method", "model", "n", "cAcc", "iAcc", "exact")
+    columns = ("round", "method", "model", "n", "cAcc", "iAcc", "exact", "good/fair/poor")
     terminal.table(
         f"{document['archive']}: mean ± standard deviation over n clients",
         columns,

@@ -117,6 +117,10 @@ _HELP: dict[type, dict[str, Any]] = {
     StepOptions: _STEPS,
     TrainingOptions: {
         **_STEPS,
+        "lr": typer.Option(
+            metavar="RATE",
+            help="Learning rate, or one for each step: 0.1,0.1,0.01; auto estimates it from the update.",
+        ),
         "dataset_size": typer.Option(min=1, metavar="N", help="Samples that the client has, with --epochs."),
         "update": typer.Option(
             help="Whether the local file holds weights or local − global.  [default: weights]"

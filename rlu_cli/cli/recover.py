@@ -18,28 +18,6 @@ from rlu_cli.cli.options import AuxPath, GlobalPath, LocalPaths, OutputOptions, 
 from rlu_cli.core.method_names import METHOD_CHOICE
 from rlu_cli.errors import UnreliableError
 
-UNRELIABLE = (
-    "update-too-large",
-    "update-unbalanced",
-    "update-near-precision",
-    "update-sign-reversed",
-    "local-looks-like-delta",
-    "delta-looks-like-weights",
-    "update-unexplained",
-    "embedding-mismatch",
-    "class-names-disagree",
-    "solver-uncertified",
-    "local-statistics-missing",
-    "method-undetermined",
-    "assumes-few-samples",
-    "assumes-nonnegative-embedding",
-    "assumes-one-sample",
-    "assumes-one-step",
-    "assumes-unique-labels",
-    "assumes-untrained-model",
-)
-"""Warnings after which the counts are not to be trusted."""
-
 
 @with_options(
     images=AuxOptions,
@@ -64,7 +42,14 @@ def recover(
     history: HistoryOptions,
     run: RunOptions,
     strict: Annotated[
-        bool, typer.Option("--strict", help="Exit with 5 if a check says that the counts are unreliable.")
+        bool, typer.Option("--strict", help="Exit with 5 if the reliability of any client's counts is poor.")
+    ] = False,
+    sensitivity: Annotated[
+        bool,
+        typer.Option(
+            "--sensitivity",
+            help="Recover again with lr, steps and batch size 10 % off, and say how far the counts move.",
+        ),
     ] = False,
     out: OutputOptions,
 ) -> None:
@@ -77,6 +62,7 @@ def recover(
     """
     from rlu_cli.audit.auditor import Auditor
     from rlu_cli.audit.report import dumps, recovery_document, warning_list
+    from rlu_cli.audit.sensitivity import client_sensitivity
     from rlu_cli.cli.console import Terminal, recovery_table
     from rlu_cli.cli.output import open_output
 
@@ -96,16 +82,19 @@ def recover(
         )
         for path in local:
             client = auditor.recover(path, training, [method], history)
-            document = recovery_document(auditor, client, client.recoveries[0])
+            found = client.recoveries[0]
+            moved = client_sensitivity(client.observation, found) if sensitivity else None
+            document = recovery_document(auditor, client, found, moved)
             recovery_table(terminal, document)
             shared = warning_list(auditor.notes)
             own = [warning for warning in document["warnings"] if warning not in shared]
             terminal.warn(shared)
             terminal.warn(own, about=str(path) if len(local) > 1 else None)
             write(dumps(document, indent=2 if len(local) == 1 else None))
-            failed |= {warning["code"] for warning in document["warnings"]} & set(UNRELIABLE)
+            if document["reliability"]["grade"] == "poor":
+                failed |= set(document["reliability"]["reasons"])
     if strict and failed:
         raise UnreliableError(
             f"the counts are unreliable ({', '.join(sorted(failed))}), and --strict asks to fail then: "
-            "correct what the warnings name, or leave out --strict"
+            "correct what the warnings name, try another --method, or leave out --strict"
         )

@@ -151,6 +151,11 @@ def check_sign(u: FloatArray, confidence: FloatArray) -> list[Note]:
     ]
 
 
+def moved_far(motion: float | None) -> bool:
+    """Whether training moved the predictions too far for its way to be known from its two ends."""
+    return motion is not None and motion > _MOTION_LIMIT
+
+
 def check_misfit(misfit: float | None, motion: float | None) -> list[Note]:
     """Warn when the best counts leave more of the update unexplained than sampling does.
 
@@ -163,7 +168,7 @@ def check_misfit(misfit: float | None, motion: float | None) -> list[Note]:
         f"the best counts leave {misfit:.1f} times as much of the update unexplained as sampling does, "
         f"expected at most {_MISFIT_LIMIT:g}: "
     )
-    if motion is not None and motion > _MOTION_LIMIT:
+    if motion is not None and moved_far(motion):
         return [
             Note(
                 "update-strayed",
@@ -189,7 +194,7 @@ def check_embedding(match: float | None, misfit: float | None, motion: float | N
     """
     if match is None or match >= _MATCH_FLOOR:
         return []
-    if misfit is not None and (misfit <= _MISFIT_LIMIT or (motion or 0.0) > _MOTION_LIMIT):
+    if misfit is not None and (misfit <= _MISFIT_LIMIT or moved_far(motion)):
         return []
     return [
         Note(

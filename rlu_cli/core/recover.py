@@ -7,7 +7,7 @@ import numpy as np
 from rlu_cli.core.checks import check_embedding, check_heads, check_misfit, check_moved, check_update
 from rlu_cli.core.embedding import bias_from_weight, embedding_match, subtract_heads
 from rlu_cli.core.methods import AUTO, Method, best_method, get_method
-from rlu_cli.core.methods.assumptions import assumption_notes
+from rlu_cli.core.methods.assumptions import assumption_notes, own_confidence
 from rlu_cli.core.methods.base import Problem
 from rlu_cli.core.misfit import misfit, motion
 from rlu_cli.core.rounding import round_to_total
@@ -133,6 +133,7 @@ def recover_labels(observation: Observation, *, method: str = "auto") -> Recover
         diagnostics={
             "residual": None,
             "aux_accuracy": observation.start.overall_accuracy,
+            "own_confidence": own_confidence(observation.start),
             "embedding_match": match,
             "misfit": unexplained,
             "motion": moved,

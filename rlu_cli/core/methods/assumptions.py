@@ -14,10 +14,19 @@ _TRAINED = 2.0
 """Mean own confidence, relative to chance 1/N, from which a model counts as trained."""
 
 
+def own_confidence(statistics: ModelStatistics) -> float:
+    """mean_n S[n, n]: what the model gives the right class, 1/N by chance."""
+    return float(np.mean(np.diag(statistics.confidence)))
+
+
+def shows_training(confidence: float, num_classes: int) -> bool:
+    """Whether a model with this `own_confidence` already tells classes apart: more than 2/N."""
+    return confidence > _TRAINED / num_classes
+
+
 def is_trained(statistics: ModelStatistics) -> bool:
-    """Whether the model already tells classes apart: mean_n S[n, n] > 2/N."""
-    N = statistics.num_classes
-    return float(np.mean(np.diag(statistics.confidence))) > _TRAINED / N
+    """`shows_training` of a model's own statistics."""
+    return shows_training(own_confidence(statistics), statistics.num_classes)
 
 
 def negative_share(embedding_mean: FloatArray) -> float:
@@ -63,12 +72,11 @@ def assumption_notes(method: Method, problem: Problem) -> tuple[Note, ...]:
             )
         )
     if not able.trained_model and is_trained(start):
-        confidence = float(np.mean(np.diag(start.confidence)))
         notes.append(
             Note(
                 "assumes-untrained-model",
                 f"{name} assumes a model that can't tell the classes apart, but this one's mean confidence "
-                f"in the right class is {confidence:.2f}",
+                f"in the right class is {own_confidence(start):.2f}",
             )
         )
     return tuple(notes)

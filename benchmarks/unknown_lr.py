@@ -1,0 +1,143 @@
+"""How well ``--lr auto`` finds the learning rate, and what the counts lose by it.
+
+    python benchmarks/unknown_lr.py --seeds 3      (about 20 minutes on one core)
+
+Real training: the rounds of benchmarks/regimes.py (LeNet-5, Fashion-MNIST, Dirichlet 0.5, batch 32, 100
+auxiliary images a class). Prints Markdown; writes every client to results/unknown_lr.ndjson.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from common import machine, markdown, mean_sd, write_ndjson
+from regimes import simulated
+
+from rlu_cli.audit.auditor import Auditor
+from rlu_cli.audit.options import RunOptions, TrainingOptions
+from rlu_cli.core.metrics import score_counts
+from rlu_cli.errors import MismatchError
+from rlu_cli.images import ImageSet
+from rlu_cli.images.datasets import open_dataset
+from rlu_cli.simulation.archive import AUX, read_truth_lines, round_folder
+
+TRIED = (
+    "untrained, m = 1",
+    "27 %, m = 1",
+    "80 %, m = 1",
+    "untrained, m = 10",
+    "27 %, m = 10",
+    "80 %, m = 10",
+    "untrained, m = 10, lr 0.05",
+    "27 %, m = 10, lr 0.05",
+    "80 %, m = 10, lr 0.05",
+)
+
+Row = dict[str, Any]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--first-seed", type=int, default=0)
+    parser.add_argument("--only", action="append", choices=TRIED, help="a regime; may be repeated")
+    parser.add_argument("--method", default="rlu")
+    parser.add_argument(
+        "--output", type=Path, default=Path(__file__).parent / "results" / "unknown_lr.ndjson"
+    )
+    arguments = parser.parse_args()
+    images = open_dataset("fashion-mnist")
+    rows: list[Row] = []
+    for regime in arguments.only or TRIED:
+        for seed in range(arguments.first_seed, arguments.first_seed + arguments.seeds):
+            rows += measure(images, regime, seed, arguments.method)
+            write_ndjson(arguments.output, rows)
+    print(f"{machine()}; {arguments.seeds} seeds × 10 clients, method {arguments.method}\n")
+    print(table(rows))
+
+
+def measure(images: ImageSet, regime: str, seed: int, method: str) -> Iterator[Row]:
+    """Each client of one round with its rate told, and not told."""
+    with simulated(images, regime, seed) as root:
+        auditor = None
+        for line in read_truth_lines(root):
+            round_ = round_folder(root, line.round)
+            local = round_ / f"{line.client}.safetensors"
+            if auditor is None:
+                auditor = Auditor(round_ / "global.safetensors", [local], aux=root / AUX, run=RunOptions())
+            told = auditor.recover(local, TrainingOptions(), [method])
+            truth = np.array(line.counts)
+            row = {
+                "regime": regime,
+                "seed": seed,
+                "client": line.client,
+                "method": method,
+                "iAcc_told": score_counts(told.recoveries[0].counts, truth).i_acc,
+                "refused": False,
+            }
+            try:
+                found = auditor.recover(local, TrainingOptions(lr="auto"), [method])
+            except MismatchError:
+                yield {**row, "refused": True}
+                continue
+            true = told.training.values["lr"]
+            (note,) = (note for note in found.notes if note.code.startswith("lr-"))
+            low, high = map(float, re.findall(r"95 %: (\S+) to (\S+)\)", note.message)[0])
+            yield {
+                **row,
+                "ratio": found.training.values["lr"] / true,
+                "held": low <= true <= high,
+                "spread": high / low,
+                "warning": note.code,
+                "iAcc": score_counts(found.recoveries[0].counts, truth).i_acc,
+            }
+
+
+def table(rows: list[Row]) -> str:
+    """Regime: error of the rate found, its interval, and iAcc with it and with the rate told."""
+    lines = []
+    for regime in dict.fromkeys(row["regime"] for row in rows):
+        mine = [row for row in rows if row["regime"] == regime]
+        found = [row for row in mine if not row["refused"]]
+        errors = np.log([row["ratio"] for row in found])
+        seeds = np.array([row["seed"] for row in found])
+        pooled = [np.expm1(errors[seeds == seed].mean()) for seed in np.unique(seeds)]
+        uncertain = [row for row in found if row["warning"] == "lr-uncertain"]
+        lines.append(
+            (
+                regime,
+                f"{len(found)} of {len(mine)}",
+                f"{np.exp(np.median(errors)) - 1:+.1%}",
+                f"{np.median(np.abs(np.expm1(errors))):.1%}",
+                f"{np.max(np.abs(np.expm1(errors))):.0%}",
+                f"{np.max(np.abs(pooled)):.1%}",
+                f"{np.mean([row['held'] for row in found]):.0%}",
+                f"{np.median([row['spread'] for row in found]):.2f}",
+                str(len(uncertain)),
+                mean_sd(row["iAcc_told"] for row in found),
+                mean_sd(row["iAcc"] for row in found),
+            )
+        )
+    columns = (
+        "model, training",
+        "clients with an answer",
+        "median error",
+        "median of its size",
+        "largest",
+        "largest, of a round's geometric mean",
+        "interval holds",
+        "its upper over lower end",
+        "`lr-uncertain`",
+        "iAcc, lr told",
+        "iAcc, lr auto",
+    )
+    return markdown(columns, lines)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,77 @@
+"""``--lr auto``: the client's learning rate from its update."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from rlu_cli.audit.replay import Replay
+from rlu_cli.core.learning_rate import (
+    LearningRate,
+    estimate_learning_rate,
+    least_scale,
+    rate_by_distance,
+    scaled,
+)
+from rlu_cli.core.methods.assumptions import is_trained
+from rlu_cli.core.misfit import motion
+from rlu_cli.core.path import solve_on_path
+from rlu_cli.core.recover import normalised_update
+from rlu_cli.core.types import Activations, LocalTraining, Note, Observation
+from rlu_cli.errors import MismatchError
+
+_STILL = 0.1
+"""Motion up to which a model that isn't trained yet counts as standing still."""
+
+_UNCERTAIN, _UNKNOWN = 4.0, 10.0
+"""Upper over lower end of the interval: beyond, the counts are unreliable; and beyond, there are none."""
+
+
+def with_estimated_rate(
+    observation: Observation, start: Activations, end: Activations | None, replay: Replay | None
+) -> tuple[LocalTraining, Note]:
+    """The client's training with the rates found, and a warning that says how well they are known.
+
+    One step, and several that hardly moved an untrained model, are told by the update's likelihood; others by
+    how far replayed training gets.
+
+    Parameters
+    ----------
+    observation : with rates that are right up to a factor
+    start, end : the auxiliary samples under the global and the local model
+    replay : of the client's training, where that can be trained again
+
+    Raises
+    ------
+    MismatchError
+        The rate can't be told.
+    """
+    moved = motion(observation.start, observation.end) or 0.0
+    still = observation.training.steps == 1 or (moved <= _STILL and not is_trained(observation.start))
+    found: LearningRate | None = None
+    if still:
+        found = estimate_learning_rate(observation, start, end)
+    elif replay is not None:
+        found = _by_replays(observation, replay)
+    found = None if found is None else found.widened(moved)
+    if found is None or found.spread > _UNKNOWN:
+        known = "nothing" if found is None else f"an interval of a factor of {found.spread:.0f}"
+        raise MismatchError(
+            f"expected an update that tells its learning rate, found {known}: training of several steps "
+            "moved the model, and can't be replayed, or too few samples show; say --lr RATE"
+        )
+    training = scaled(observation.training, found.scale)
+    rate = training.lr if isinstance(training.lr, float) else training.lr[0]
+    low, high = rate * found.low / found.scale, rate * found.high / found.scale
+    text = f"nobody said the learning rate; estimated, it is {rate:.4g} (95 %: {low:.4g} to {high:.4g})"
+    if found.spread > _UNCERTAIN:
+        return training, Note("lr-uncertain", f"{text}, which is too wide for counts to rely on")
+    return training, Note("lr-estimated", f"{text}; bounds of the counts don't know of that")
+
+
+def _by_replays(observation: Observation, replay: Replay) -> LearningRate | None:
+    def distance(scale: float, draw: int) -> float:
+        changed = replace(observation, training=scaled(observation.training, scale))
+        z = solve_on_path(changed, normalised_update(changed)).solution.z
+        return replace(replay, training=changed.training).distance(z, draw)
+
+    return rate_by_distance(distance, replay.travelled, least=least_scale(observation))

@@ -1,0 +1,109 @@
+"""How far one client's counts can be trusted, in a word and, where there are bounds, in a number."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from rlu_cli.core.checks import moved_far
+from rlu_cli.core.methods.assumptions import shows_training
+from rlu_cli.core.types import FloatArray, Recovery
+
+Grade = Literal["good", "fair", "poor"]
+GRADES: tuple[Grade, ...] = ("good", "fair", "poor")
+
+UNRELIABLE = (
+    "update-too-large",
+    "update-unbalanced",
+    "update-near-precision",
+    "update-sign-reversed",
+    "local-looks-like-delta",
+    "delta-looks-like-weights",
+    "update-unexplained",
+    "embedding-mismatch",
+    "class-names-disagree",
+    "solver-uncertified",
+    "local-statistics-missing",
+    "method-undetermined",
+    "lr-uncertain",
+    "assumes-few-samples",
+    "assumes-nonnegative-embedding",
+    "assumes-one-sample",
+    "assumes-one-step",
+    "assumes-unique-labels",
+    "assumes-untrained-model",
+)
+"""Warnings after which the counts are not to be trusted."""
+
+_GOOD, _FAIR = 0.9, 0.7
+"""Expected iAcc from which a grade is given: one label in ten wrong, three in ten."""
+
+_MEAN_DEVIATION = float(np.sqrt(2 / np.pi)) / (2 * 1.959964)
+"""E|x − μ| of a normal variable, as a share of the width of its middle 95 %."""
+
+
+@dataclass(frozen=True)
+class Reliability:
+    """A grade, and what it rests on.
+
+    expected_i_acc : expected share of labels recovered, None for methods without bounds
+    reasons : why it is no better, none for ``good``: codes of warnings, or bounds-wide, model-trained and
+        moved-far
+    """
+
+    grade: Grade
+    expected_i_acc: float | None
+    reasons: tuple[str, ...]
+
+    def document(self) -> dict[str, Any]:
+        """By the names of the JSON."""
+        return {"grade": self.grade, "expected_iAcc": self.expected_i_acc, "reasons": list(self.reasons)}
+
+
+def expected_i_acc(low: FloatArray, high: FloatArray, total: int) -> float:
+    """The share of labels that the 95 % bounds lead one to expect to be right.
+
+        E[iAcc] = 1 − E ½‖N̂ − N‖₁ / total  ≈  1 − ½ Σ_n (high_n − low_n) √(2/π) / (2·1.96) / total
+
+    since iAcc = Σ_n min(N̂_n, N_n) / total, both sums being the total, and a normal error of standard
+    deviation σ has the mean size σ √(2/π) and the bounds ± 1.96 σ.
+
+    Parameters
+    ----------
+    low, high : bounds of the counts, shape (N,)
+    total : samples seen
+    """
+    return max(0.0, 1.0 - 0.5 * _MEAN_DEVIATION * float(np.sum(high - low)) / total)
+
+
+def reliability(recovery: Recovery, codes: Collection[str]) -> Reliability:
+    """Grade one client's recovery.
+
+    With bounds the expected iAcc decides: good from 0.9, fair from 0.7. It can't know how the model moved
+    between its two ends, so it is graded one lower where a trained model moved far. Without bounds, a trained
+    model and one that moved far each lower the grade by one. ``poor`` in any case after a warning of
+    `UNRELIABLE`.
+
+    Parameters
+    ----------
+    codes : of all warnings about this client: the method's, and those of files and training values
+    """
+    failed = [code for code in UNRELIABLE if code in codes]
+    trained = shows_training(recovery.diagnostics["own_confidence"], len(recovery.counts))
+    far = moved_far(recovery.diagnostics["motion"])
+    doubts = [name for name, holds in (("model-trained", trained), ("moved-far", far)) if holds]
+    if recovery.low is None or recovery.high is None:
+        expected, grade = None, len(doubts)
+    else:
+        expected = expected_i_acc(recovery.low, recovery.high, recovery.total)
+        wide = (expected < _GOOD) + (expected < _FAIR)
+        doubts = doubts if trained and far else []
+        grade = min(wide + bool(doubts), 2)
+        if wide:
+            doubts.insert(0, "bounds-wide")
+    if failed:
+        return Reliability("poor", expected, (*failed, *doubts))
+    return Reliability(GRADES[grade], expected, tuple(doubts))

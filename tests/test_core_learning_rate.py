@@ -1,0 +1,134 @@
+"""The learning rate from the update, and from how far replays get."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from methods_cases import cross_entropy_gradient, known_round
+
+from rlu_cli.core.learning_rate import LearningRate, estimate_learning_rate, rate_by_distance, scaled
+from rlu_cli.core.recover import head_update
+from rlu_cli.core.types import Activations, FloatArray, Head, IntArray, LocalTraining, Observation
+from rlu_cli.errors import MismatchError
+
+N, L = 5, 6
+COUNTS = np.array([9, 4, 0, 14, 5])
+
+
+def a_round(
+    *, bias: bool = True, counts: IntArray = COUNTS, **training: Any
+) -> tuple[Observation, Activations]:
+    """One step at rate 0.3 with every class's embeddings about a mean of its own; and auxiliary samples."""
+    rng = np.random.default_rng(3)
+    head = Head(0.1 * rng.normal(size=(N, L)), 0.1 * rng.normal(size=N) if bias else None)
+    means = rng.uniform(0.2, 1.5, size=(N, L))
+
+    def draw(labels: IntArray) -> FloatArray:
+        return np.asarray(means[labels] * rng.uniform(0.9, 1.1, size=(len(labels), L)))
+
+    labels, aux = np.repeat(np.arange(N), counts), np.repeat(np.arange(N), 40)
+    told = LocalTraining(1, len(labels), 0.3, **training)
+    gradient = cross_entropy_gradient(head, draw(labels), labels)
+    pull = 1 - 0.3 * told.weight_decay
+    after = None if head.bias is None else pull * head.bias - 0.3 * np.asarray(gradient.bias)
+    local = Head(pull * head.weight - 0.3 * gradient.weight, after)
+    embeddings = draw(aux)
+    logits = embeddings @ head.weight.T + (0.0 if head.bias is None else head.bias)
+    start = known_round(counts, head).start
+    observation = Observation(head_update(local, head), head, told, start)
+    return observation, Activations(logits, embeddings, aux)
+
+
+def told_as(observation: Observation, rate: float | tuple[float, ...]) -> Observation:
+    return replace(observation, training=replace(observation.training, lr=rate))
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("unit", [1.0, 1e-4])
+def test_one_step_is_found_whatever_the_unit(unit: float, bias: bool) -> None:
+    observation, samples = a_round(bias=bias)
+    found = estimate_learning_rate(told_as(observation, unit), samples, None)
+    assert unit * found.scale == pytest.approx(0.3, rel=0.05)
+    assert unit * found.low <= 0.3 <= unit * found.high
+    assert 1.01 <= found.spread < 1.5
+
+
+def test_no_class_need_be_absent() -> None:
+    observation, samples = a_round(counts=np.array([9, 4, 7, 14, 5]))
+    found = estimate_learning_rate(told_as(observation, 1.0), samples, None)
+    assert found.scale == pytest.approx(0.3, rel=0.05)
+
+
+def test_weight_decay_goes_with_the_rate() -> None:
+    observation, samples = a_round(weight_decay=0.5)
+    found = estimate_learning_rate(told_as(observation, 1.0), samples, None)
+    assert found.scale == pytest.approx(0.3, rel=0.05)
+    without = replace(observation, training=replace(observation.training, lr=1.0, weight_decay=0.0))
+    assert estimate_learning_rate(without, samples, None).scale != pytest.approx(0.3, rel=0.05)
+
+
+def test_same_seed_same_answer() -> None:
+    observation, samples = a_round()
+    one, again = (estimate_learning_rate(told_as(observation, 1.0), samples, None) for _ in range(2))
+    assert one == again
+
+
+def test_logits_alone_and_few_samples_are_refused() -> None:
+    observation, samples = a_round()
+    with pytest.raises(MismatchError, match="embeddings"):
+        estimate_learning_rate(observation, replace(samples, embeddings=None), None)
+    kept = np.concatenate([np.arange(9), np.arange(40, 200)])
+    assert samples.embeddings is not None
+    few = Activations(samples.logits[kept], samples.embeddings[kept], samples.labels[kept])
+    with pytest.raises(MismatchError, match="found 9"):
+        estimate_learning_rate(observation, few, None)
+
+
+def test_scaled_keeps_the_form() -> None:
+    assert scaled(LocalTraining(2, 4, 0.5), 0.1).lr == pytest.approx(0.05)
+    assert scaled(LocalTraining(2, 4, (0.5, 0.25)), 0.1).lr == pytest.approx((0.05, 0.025))
+
+
+NOISE = np.array([-0.2, -0.1, 0.0, 0.1, 0.2])
+
+
+def test_distance_that_grows_as_a_power() -> None:
+    found = rate_by_distance(lambda c, draw: c**0.5 * np.exp(NOISE[draw]), 0.2, least=1e-3)
+    assert found is not None
+    assert found.scale == pytest.approx(0.04, rel=1e-6)
+    half = 2.776 * NOISE.std(ddof=1) * np.sqrt(1.2) / 0.5 + 0.005
+    assert np.log(found.high / found.scale) == pytest.approx(half, rel=1e-3)
+    assert np.log(found.scale / found.low) == pytest.approx(half, rel=1e-3)
+
+
+def test_of_several_rates_the_largest() -> None:
+    # As far as the client at c = 0.01 and 0.5, and less far between.
+    def distance(c: float, draw: int) -> float:
+        x = np.log(c)
+        return float(np.exp(0.3 * (x - np.log(0.01)) * (x - np.log(0.1)) * (x - np.log(0.5)) / 4))
+
+    found = rate_by_distance(distance, 1.0, least=1e-3)
+    assert found is not None
+    assert found.scale == pytest.approx(0.5, rel=0.1)
+
+
+def test_rates_that_diverge_or_never_get_there() -> None:
+    def diverging(c: float, draw: int) -> float:
+        return c if c < 0.5 else np.inf
+
+    found = rate_by_distance(diverging, 0.1, least=1e-3)
+    assert found is not None
+    assert found.scale == pytest.approx(0.1, rel=1e-6)
+    assert rate_by_distance(diverging, 10.0, least=1e-3) is None
+    assert rate_by_distance(lambda c, draw: 1.0, 2.0, least=1e-3) is None
+    assert LearningRate(1.0, 0.5, 2.0).spread == 4
+
+
+def test_motion_widens_the_interval_beside_what_is_drawn() -> None:
+    found = LearningRate(2.0, 2.0 * np.exp(-0.3), 2.0 * np.exp(0.3))
+    wider = found.widened(0.8)
+    assert (wider.low, wider.scale, wider.high) == pytest.approx((2 * np.exp(-0.5), 2.0, 2 * np.exp(0.5)))
+    assert found.widened(0.0).spread == pytest.approx(found.spread)
