@@ -34,9 +34,10 @@ from rlu_cli.audit.training import TrainingRecord, resolve_training
 from rlu_cli.audit.updates import update_kind
 from rlu_cli.core.checks import check_sign
 from rlu_cli.core.methods import AUTO, METHODS, Method, best_method, get_method
+from rlu_cli.core.noise import weight_direction
 from rlu_cli.core.recover import normalised_update, recover_labels
 from rlu_cli.core.residuals import ResidualPath
-from rlu_cli.core.types import Head, LocalTraining, ModelStatistics, Note, Observation, Recovery
+from rlu_cli.core.types import FloatArray, Head, LocalTraining, ModelStatistics, Note, Observation, Recovery
 from rlu_cli.core.variates import STATEFUL
 from rlu_cli.errors import MismatchError, UsageError
 from rlu_cli.files.checkpoint import Checkpoint, read_checkpoint
@@ -240,18 +241,30 @@ class Auditor:
         return self._measurement(local, self.source.effective_batch(batch_size))
 
     def _residuals(
-        self, end: Measurement | None, local: Checkpoint, training: LocalTraining, *, needs_samples: bool
+        self,
+        end: Measurement | None,
+        local: Checkpoint,
+        training: LocalTraining,
+        *,
+        noise_std: float,
+        needs_samples: bool,
     ) -> ResidualPath:
         """Single samples' residuals on a client's way; ``local`` is the whole model where ``end`` is."""
         start = self._start(training.batch_size).residuals
         if start is None:  # many classes, or an old statistics file
             start = self._measured_start(training.batch_size).residuals
+        along = None
+        if noise_std and (self.stored is None or end is not None):  # else no sample is known by itself
+            along = _direction(self._start(training.batch_size), None if end is None else end.statistics)
+        if along is not None:
+            start = self._measured_start(training.batch_size).residuals_along(along)
         samples = self._measured_start(training.batch_size).activations if needs_samples else None
         if end is None:
-            return ResidualPath(start, samples=samples)
+            return ResidualPath(start, samples=samples, along=along)
         effective = self.source.effective_batch(training.batch_size)
-        replay = self.source.replay(local, training, effective)
-        return ResidualPath(start, end.residuals, replay, samples)
+        replay = self.source.replay(local, training, effective, noise_std=noise_std, along=along)
+        last = end.residuals if along is None else end.residuals_along(along)
+        return ResidualPath(start, last, replay, samples, along)
 
     def _measurement(self, local: Checkpoint | None, batch_size: int | None) -> Measurement:
         """A model's measurement, with its place in the cache if there is one."""
@@ -308,11 +321,18 @@ class Auditor:
             training=record.training,
             start=self._start(record.training.batch_size),
             end=None if end is None else end.statistics,
-            residuals=self._residuals(end, whole, record.training, needs_samples=needs_samples)
+            residuals=self._residuals(
+                end,
+                whole,
+                record.training,
+                noise_std=record.noise_std,
+                needs_samples=needs_samples,
+            )
             if needs_residuals
             else None,
             constant_gradient=constant,
             rounding=opened.rounding,
+            noise_std=record.noise_std,
             samples=self.run.samples,
             search_iterations=self.run.search_iterations,
             seed=self.run.seed,
@@ -382,6 +402,12 @@ class Auditor:
             archived=archived,
             annotations=annotations,
         )
+
+
+def _direction(start: ModelStatistics, end: ModelStatistics | None) -> FloatArray | None:
+    """Along which the weight is looked at, None where embeddings are unknown."""
+    known = [found.embedding_mean for found in (start, end) if found is not None]
+    return None if known[0] is None or known[-1] is None else weight_direction(known[0])
 
 
 def _under(key: str | None) -> str:

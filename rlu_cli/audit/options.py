@@ -67,6 +67,8 @@ class TrainingOptions(StepOptions):
 
     dataset_size: int | None = None
     update: Update | None = None
+    noise_std: float | None = None
+    clip: float | None = None
 
 
 @dataclass(frozen=True)

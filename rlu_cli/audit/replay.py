@@ -12,7 +12,7 @@ from torch import Tensor
 
 from rlu_cli.audit.network import Network
 from rlu_cli.audit.probe import probe
-from rlu_cli.core.residuals import ResidualMoments, residual_moments, residuals
+from rlu_cli.core.residuals import ResidualMoments, residual_moments, residual_views
 from rlu_cli.core.rounding import round_to_total
 from rlu_cli.core.schemes import impulse_response
 from rlu_cli.core.types import FloatArray, IntArray, LocalTraining
@@ -38,6 +38,9 @@ class Replay:
 
     start, end : state dicts of the global and the local model, under the model's own names
     batch_norm, dropout, batch_size : how the auxiliary images are passed, see `probe`
+    noise_std : of known Gaussian noise on the local model. Of θ_local − θ̃^m only as much is followed, tensor
+        by tensor, as noise does not explain: 1 − n σ²/‖θ_local − θ̃^m‖² of it, or nothing
+    along : see `ResidualPath`
     """
 
     network: Network
@@ -51,13 +54,15 @@ class Replay:
     batch_size: int | None
     seed: int
     device: str
+    noise_std: float = 0.0
+    along: FloatArray | None = None
 
     def __call__(self, z: FloatArray, draw: int = 0) -> ResidualMoments | None:
         """Moments of Σ_τ ρ^τ r^τ / Σ_τ ρ^τ over the auxiliary samples; None where training diverges."""
         nodes, weights = replay_nodes(self.training)
         *states, last = self._train(self._batches(z, draw), at=[*nodes, self.training.steps])
         missing = {
-            name: self.end[name].to(value) - value
+            name: self._without_noise(self.end[name].to(value) - value)
             for name, value in last.items()
             if name in self.end and value.is_floating_point()
         }
@@ -78,10 +83,19 @@ class Replay:
                 seed=self.seed,
                 device=self.device,
             )
-            part = weight * residuals(found.logits, found.labels)
+            part = weight * residual_views(found, self.along)
             total = part if total is None else total + part
         assert total is not None
-        return residual_moments(total / sum(weights), self.images.labels.numpy())
+        views = 1 if self.along is None else 2
+        return residual_moments(total / sum(weights), self.images.labels.numpy(), views=views)
+
+    def _without_noise(self, missing: Tensor) -> Tensor:
+        """James and Stein's shrinkage of what a known noise of σ a number lies on."""
+        if not self.noise_std:
+            return missing
+        power = float(missing.double().square().sum())
+        expected = missing.numel() * self.noise_std**2
+        return missing * max(0.0, 1.0 - expected / power) if power > 0 else missing
 
     def _train(self, batches: list[IntArray], *, at: list[int]) -> list[dict[str, Tensor]]:
         """Train from the global model: copies of its state before each of the steps ``at``; m is the end."""

@@ -21,11 +21,15 @@ class TrainingRecord:
 
     values : as the JSON shows them
     sources : where each came from: flag, local, global, sidecar or default
+    noise_std : standard deviation of the Gaussian noise on each parameter's update
+    clip : largest norm that the whole update was let have, None where there was no bound
     """
 
     training: LocalTraining
     values: dict[str, Any]
     sources: dict[str, str]
+    noise_std: float = 0.0
+    clip: float | None = None
 
 
 def resolve_training(options: TrainingOptions, annotations: Annotations) -> TrainingRecord:
@@ -119,6 +123,12 @@ def _resolve(options: TrainingOptions, annotations: Annotations) -> TrainingReco
         scheme=scheme,
     )
     check_training(training)
+    noise_std = get("noise_std", options.noise_std, number) or 0.0
+    clip = get("clip", options.clip, number)
+    if noise_std < 0:
+        raise UsageError(f"expected a noise of at least 0, found {noise_std}: correct --noise-std")
+    if clip is not None and clip <= 0:
+        raise UsageError(f"expected a clipping norm above 0, found {clip}: correct --clip")
     values: dict[str, Any] = {
         "scheme": scheme,
         "optimizer": optimizer,
@@ -132,11 +142,13 @@ def _resolve(options: TrainingOptions, annotations: Annotations) -> TrainingReco
         "nesterov": training.nesterov,
         "weight_decay": training.weight_decay,
         "lambda": pull if scheme in _PULLED else None,
+        "noise_std": noise_std,
+        "clip": clip,
     }
     sources = {name: annotations.sources.get(name, "default") for name in values if values[name] is not None}
     if steps is not None and "steps" not in annotations.sources:
         sources["steps"] = annotations.sources["epochs"]
-    return TrainingRecord(training, values, sources)
+    return TrainingRecord(training, values, sources, noise_std, clip)
 
 
 def _refuse_ignored(

@@ -121,6 +121,10 @@ _HELP: dict[type, dict[str, Any]] = {
         "update": typer.Option(
             help="Whether the local file holds weights or local − global.  [default: weights]"
         ),
+        "noise_std": typer.Option(
+            metavar="SIGMA", help="Standard deviation of the Gaussian noise on each value of the update."
+        ),
+        "clip": typer.Option(metavar="NORM", help="Largest L2 norm that the whole update was let have."),
     },
     LogitsOptions: {
         "aux_logits": _AUX_LOGITS,

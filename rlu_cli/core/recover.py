@@ -10,6 +10,7 @@ from rlu_cli.core.methods import AUTO, Method, best_method, get_method
 from rlu_cli.core.methods.assumptions import assumption_notes
 from rlu_cli.core.methods.base import Problem
 from rlu_cli.core.misfit import misfit, motion
+from rlu_cli.core.noise import normalised_noise
 from rlu_cli.core.rounding import round_to_total
 from rlu_cli.core.schemes import check_training, drift, impulse_response
 from rlu_cli.core.types import (
@@ -114,13 +115,18 @@ def recover_labels(observation: Observation, *, method: str = "auto") -> Recover
     check_training(observation.training)
     update = without_drift(observation)
     u = normalised_update(observation, update)
-    diagnostics, notes = check_update(u, observation.update, observation.head, rounding=observation.rounding)
+    noise = normalised_noise(observation)
+    diagnostics, notes = check_update(
+        u, observation.update, observation.head, rounding=observation.rounding, noise=noise
+    )
     problem = Problem(observation, u, mean_gradient(observation, update))
     estimate = chosen.solve(problem)
     total = observation.training.samples
     path = problem.path
     match = embedding_match(update, path.solution.z, u, path.confidence, path.embedding_mean)
-    unexplained = misfit(update, observation.training, observation.start, observation.end, path.position)
+    unexplained = misfit(
+        update, observation.training, observation.start, observation.end, path.position, noise
+    )
     moved = motion(observation.start, observation.end)
     return Recovery(
         method=chosen.name,

@@ -188,6 +188,7 @@ class Observation:
     rounding : norm of the error that storing the weights in a type coarser than float32 left in Δb (in ΔW
         for a head without bias), 0 where there is none
     residuals : single samples' residuals along the client's way, for the methods that ask for them
+    noise_std : standard deviation of the Gaussian noise that is known to lie on each parameter's update
     """
 
     update: HeadUpdate
@@ -197,6 +198,7 @@ class Observation:
     end: ModelStatistics | None = None
     constant_gradient: Head | None = None
     rounding: float = 0.0
+    noise_std: float = 0.0
     residuals: ResidualPath | None = None
     samples: int = 10_000
     search_iterations: int = 0

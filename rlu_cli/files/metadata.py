@@ -27,6 +27,8 @@ TRAINING_KEYS = (
     "fl.nesterov",
     "fl.weight_decay",
     "fl.lambda",
+    "fl.noise_std",
+    "fl.clip",
 )
 MODEL_KEYS = ("fl.arch", "fl.normalize", "fl.image_size", "fl.class_names")
 ROUND_KEYS = ("fl.round", "fl.client", "fl.update")

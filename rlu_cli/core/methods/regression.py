@@ -11,9 +11,10 @@ import torch
 from rlu_cli.core.methods.base import Capabilities, Method, Problem
 from rlu_cli.core.methods.gls import GLS, ResidualModel, fit
 from rlu_cli.core.methods.gls import solve as solve_by_gls
+from rlu_cli.core.noise import normalised_noise
 from rlu_cli.core.regressor import Prediction, Regressor
 from rlu_cli.core.residuals import ResidualMoments
-from rlu_cli.core.synthetic_clients import ClientSimulator, SyntheticClients, update_features
+from rlu_cli.core.synthetic_clients import ClientSimulator, FeatureNoise, SyntheticClients, update_features
 from rlu_cli.core.types import Activations, Estimate, FloatArray, LocalTraining, ModelStatistics, Note
 
 _CLIENTS = 24
@@ -68,7 +69,7 @@ def solve(problem: Problem) -> Estimate:
     network learns z, its 2.5 % and 97.5 % quantiles and the presence of each class from f (`Regressor`).
     Clients held out widen the bounds until 95 % of the rounded ones hold, and decide by their errors between
     the network and `gls`, which is exact where residuals don't vary within a class. An update far outside
-    of all that were simulated gets the answer of `gls` too.
+    of all that were simulated gets the answer of `gls` too. Known noise is drawn for the simulated clients.
 
     Assumptions: one step, or else the answer is that of `gls`; auxiliary samples like the client's.
     Uses ΔW, Δb and single auxiliary samples' logits.
@@ -80,8 +81,10 @@ def solve(problem: Problem) -> Estimate:
     why = _out_of_scope(path.samples, problem)
     if path.samples is None or why is not None:
         return _by_gls(problem, Note("regression-not-fitted", f"{why}: the counts are those of gls"))
-    regression = _regression(problem, path.samples, path.start)
-    features = torch.from_numpy(update_features(problem.gradient, observation.head).astype(np.float32))[None]
+    noise = _known_noise(problem)
+    regression = _regression(problem, path.samples, path.start, noise)
+    seen = update_features(problem.gradient, observation.head, noise)
+    features = torch.from_numpy(seen.astype(np.float32))[None]
     strangeness = float(regression.regressor.strangeness(features)[0])
     found = {
         "regression_error": regression.errors[0],
@@ -130,6 +133,9 @@ def _out_of_scope(samples: Activations | None, problem: Problem) -> str | None:
         return f"there are {classes} classes, and regression is made for {_MOST_CLASSES} at most"
     if total > _MOST_SAMPLES:
         return f"the client saw {total} samples, and regression is made for {_MOST_SAMPLES} at most"
+    path = problem.observation.residuals
+    if problem.observation.noise_std and (path is None or path.along is None):
+        return "the update has noise, and single auxiliary samples' embeddings are unknown"
     if fewest < _FEWEST_AUXILIARY:
         return f"a class has {fewest} auxiliary samples, and regression needs {_FEWEST_AUXILIARY}"
     return None
@@ -142,11 +148,21 @@ def _by_gls(problem: Problem, *notes: Note, **found: float) -> Estimate:
     )
 
 
-def _regression(problem: Problem, samples: Activations, moments: ResidualMoments) -> Regression:
+def _known_noise(problem: Problem) -> FeatureNoise | None:
+    observation = problem.observation
+    path, std = observation.residuals, normalised_noise(observation)
+    if std == 0.0 or path is None or path.along is None:
+        return None
+    return FeatureNoise(std, observation.head.weight, path.along)
+
+
+def _regression(
+    problem: Problem, samples: Activations, moments: ResidualMoments, noise: FeatureNoise | None
+) -> Regression:
     """The global model's, fitted once for all clients with as many samples."""
     observation = problem.observation
     assert observation.head.bias is not None
-    key = (problem.total, observation.samples, observation.seed)
+    key = (problem.total, observation.samples, observation.seed, normalised_noise(observation))
     known = _fitted.setdefault(observation.start, {})
     if key not in known:
         known[key] = fit_regression(
@@ -156,6 +172,7 @@ def _regression(problem: Problem, samples: Activations, moments: ResidualMoments
             problem.total,
             clients=_CLIENTS * observation.samples,
             seed=observation.seed,
+            noise=noise,
         )
     return known[key]
 
@@ -168,6 +185,7 @@ def fit_regression(
     *,
     clients: int,
     seed: int,
+    noise: FeatureNoise | None = None,
 ) -> Regression:
     """A regressor for clients with so many samples, with its errors and those of `gls`.
 
@@ -178,16 +196,21 @@ def fit_regression(
     bias : the global head's b
     total : samples of a client
     clients : to fit to, at most
+    noise : that the clients' updates have; ``moments`` are of both views then
     """
     N = len(bias)
-    simulator = ClientSimulator(samples, bias, total, seed=seed)
+    simulator = ClientSimulator(samples, bias, total, seed=seed, noise=noise)
     clients = min(clients, _ROWS // total, _NUMBERS // (N + N * N))
     regressor = Regressor(simulator.draw(clients), seed=seed)
     others = simulator.draw(_HELD_OUT)
     prediction = regressor(others.features)
     proportions = others.counts[:_COMPARED] / total
-    model = ResidualModel([(1.0, moments)], LocalTraining(1, total, 1.0))
-    updates = others.features[:_COMPARED, : N - 1].double().numpy()
+    known = (0.0,) if noise is None else (noise.std, noise.std * float(np.linalg.norm(noise.along)))
+    model = ResidualModel([(1.0, moments)], LocalTraining(1, total, 1.0), noise=known)
+    views = others.features[:_COMPARED].double().numpy()
+    updates = views[:, : N - 1]
+    if noise is not None:
+        updates = np.concatenate((updates, views[:, N:].reshape(len(views), N, -1)[:, :-1, -1]), axis=1)
     by_gls = np.stack([fit(model, u).solution.z for u in updates])
     mine, its = (
         np.abs(z - proportions).sum(axis=1) / 2 for z in (prediction.proportions[:_COMPARED], by_gls)
