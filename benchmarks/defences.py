@@ -49,6 +49,8 @@ DEFENCES: dict[str, dict[float, Defence]] = {
 KNOWN = ("noise", "clip")
 """Defences that an auditor can be told of."""
 
+TOLD = (False, True)
+
 METHODS = ("rlu", "gls", "regression")
 
 Row = dict[str, Any]
@@ -109,7 +111,7 @@ def measure(
             truth = np.array(line.counts)
             for name in defences:
                 for strength, defence in DEFENCES[name].items():
-                    for told in (False, True) if name in KNOWN else (False,):
+                    for told in TOLD if name in KNOWN else (False,):
                         local = Path(folder) / "defended.safetensors"
                         defend(sent, reference, local, defence, told=told, seed=1000 * seed + index)
                         about = {

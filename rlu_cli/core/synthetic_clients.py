@@ -111,8 +111,9 @@ class ClientSimulator:
         if noise is not None:
             assert samples.embeddings is not None
             plain = np.column_stack((plain, samples.embeddings[order].astype(np.float64) @ noise.along))
-            spread = np.linalg.qr(noise.rows.T, mode="r")  # of the rows' products
-            self._root = torch.from_numpy((noise.std * spread).astype(np.float32))
+            # RᵀR = σ² times the rows' products
+            root: FloatArray = np.linalg.qr(noise.std * noise.rows.T, mode="r")  # type: ignore[assignment]
+            self._root = torch.from_numpy(root.astype(np.float32))
         self._width = P = plain.shape[1]
         smooth = np.empty((N, _NOISES, P), dtype=np.float32)
         for n, rows in enumerate(np.split(plain, self._ends[:-1])):

@@ -95,7 +95,10 @@ class ResidualModel:
         M = self.mean
         ways = np.stack([part.mean.T[self._kept] @ z for _, part in self.parts])
         if self.replays and len(ways) > 1:
-            kept += (1 + 1 / len(ways)) * np.cov(ways.T)
+            apart = np.cov(ways.T)
+            if any(self.noise):
+                apart = 0.5 * apart + 0.5 * float(np.trace(apart) / np.trace(kept)) * kept
+            kept += (1 + 1 / len(ways)) * apart
         elif len(ways) == 2:
             kept += _ASTRAY**2 * np.outer(ways[1] - ways[0], ways[1] - ways[0])
         kept += uneven * ((M * z) @ M.T - np.outer(M @ z, M @ z))
@@ -138,7 +141,10 @@ def solve(problem: Problem) -> Estimate:
         if first is not None:
             found = fit(ResidualModel([(1.0, first)], training, noise=noise), u)
             z = found.solution.z
-            replayed = [m for m in (path.replay(z, draw) for draw in range(1, 1 + _REPLAYS)) if m is not None]
+            mixes = [z] * _REPLAYS
+            if any(noise):
+                mixes = list(solutions_of_like_updates(found, seed=problem.observation.seed)[:_REPLAYS])
+            replayed = [m for m in (path.replay(z, 1 + i) for i, z in enumerate(mixes)) if m is not None]
     if replayed:
         mean = [(1 / len(replayed), m) for m in replayed]
         found = fit(ResidualModel(mean, training, replays=True, noise=noise), u)
