@@ -10,6 +10,7 @@ from typing import Any
 
 from rlu_cli.audit.annotations import Annotations, whole
 from rlu_cli.audit.cache import StatisticsCache
+from rlu_cli.audit.clipping import check_clipped
 from rlu_cli.audit.description import check_described_alike, describe_model
 from rlu_cli.audit.devices import choose_device
 from rlu_cli.audit.given_logits import GivenLogits
@@ -304,9 +305,14 @@ class Auditor:
         named = {name: get_method(name) for name in methods if name != AUTO}
         kind = update_kind(options.update, annotations)
         opened = open_local(self._named(local), self._named(self.reference), kind, self.head_name)
+        clipped: list[Note] = []
+        if record.clip is not None:
+            whole, before = opened.weights(), self._named(self.reference)
+            clipped = check_clipped(whole, before, clip=record.clip, noise_std=record.noise_std)
         constant, notes = self._constant_gradient(
             local, record.training, annotations, options, history or HistoryOptions()
         )
+        notes += clipped
         notes += self._stored_for_another_batch(record.training.batch_size)
         has_bias = opened.head.bias is not None
         chosen = [named.get(name) or self._best(record.training, has_bias=has_bias) for name in methods]
@@ -333,6 +339,7 @@ class Auditor:
             constant_gradient=constant,
             rounding=opened.rounding,
             noise_std=record.noise_std,
+            scaled=bool(clipped),
             samples=self.run.samples,
             search_iterations=self.run.search_iterations,
             seed=self.run.seed,

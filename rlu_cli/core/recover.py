@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from rlu_cli.core.checks import check_embedding, check_heads, check_misfit, check_moved, check_update
+from rlu_cli.core.coarse import check_coarse
 from rlu_cli.core.embedding import bias_from_weight, embedding_match, subtract_heads
 from rlu_cli.core.methods import AUTO, Method, best_method, get_method
 from rlu_cli.core.methods.assumptions import assumption_notes
@@ -133,9 +134,9 @@ def recover_labels(observation: Observation, *, method: str = "auto") -> Recover
         total=total,
         counts=round_to_total(estimate.proportions, total),
         estimate=total * estimate.proportions,
-        low=estimate.low,
-        high=estimate.high,
-        presence=estimate.presence,
+        low=None if observation.scaled else estimate.low,
+        high=None if observation.scaled else estimate.high,
+        presence=None if observation.scaled else estimate.presence,
         diagnostics={
             "residual": None,
             "aux_accuracy": observation.start.overall_accuracy,
@@ -147,12 +148,22 @@ def recover_labels(observation: Observation, *, method: str = "auto") -> Recover
         },
         warnings=(
             *notes,
+            *check_coarse(observation.update, resolution=_resolution(observation)),
             *check_misfit(unexplained, moved),
             *check_embedding(match, unexplained, moved),
             *assumption_notes(chosen, problem),
             *estimate.warnings,
         ),
     )
+
+
+def _resolution(observation: Observation) -> float:
+    """The largest rounding error of the output layer's update, as float32 or a coarser type stores it."""
+    head, update = observation.head, observation.update
+    stored = head.weight if head.bias is None else np.append(head.weight, head.bias)
+    moved = update.weight if update.bias is None else np.append(update.weight, update.bias)
+    largest = float(np.max(np.abs(stored)) + np.max(np.abs(moved)))
+    return max(float(np.finfo(np.float32).eps) * largest, observation.rounding)
 
 
 def _automatic(observation: Observation) -> Method:

@@ -189,6 +189,7 @@ class Observation:
         for a head without bias), 0 where there is none
     residuals : single samples' residuals along the client's way, for the methods that ask for them
     noise_std : standard deviation of the Gaussian noise that is known to lie on each parameter's update
+    scaled : whether the update was scaled down by an unknown factor; then there are no bounds
     """
 
     update: HeadUpdate
@@ -199,6 +200,7 @@ class Observation:
     constant_gradient: Head | None = None
     rounding: float = 0.0
     noise_std: float = 0.0
+    scaled: bool = False
     residuals: ResidualPath | None = None
     samples: int = 10_000
     search_iterations: int = 0
