@@ -3,9 +3,9 @@
     python benchmarks/defences.py --seeds 3 --first-seed 60      (about 20 minutes on one core)
     python benchmarks/defences.py --seeds 1 --only noise --model "80 %"
 
-Real training: LeNet-5, Fashion-MNIST, 10 clients a round (4 of them and one strength where they take ten steps), Dirichlet 0.5, batch 32, lr 0.01, 100 auxiliary
-images a class. Each client trains once, and its update is defended in every way and strength. Prints
-Markdown; writes every client's scores to results/defences.ndjson, round by round.
+Real training: LeNet-5, Fashion-MNIST, Dirichlet 0.5, batch 32, lr 0.01, 100 auxiliary images a class, 10
+clients a round; with ten steps 4 of them, and one strength of each defence. Each client trains once, and its
+update is defended in every way. Prints Markdown; writes every client's scores to results/defences.ndjson.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -35,6 +35,7 @@ from rlu_cli.audit.training import TrainingRecord, resolve_training
 from rlu_cli.audit.updates import update_kind
 from rlu_cli.core.checks import check_sign
 from rlu_cli.core.methods import AUTO, METHODS, Method, best_method, get_method
+from rlu_cli.core.methods.base import check_optimizer
 from rlu_cli.core.noise import weight_direction
 from rlu_cli.core.recover import normalised_update, recover_labels
 from rlu_cli.core.residuals import ResidualPath
@@ -316,6 +317,8 @@ class Auditor:
         notes += self._stored_for_another_batch(record.training.batch_size)
         has_bias = opened.head.bias is not None
         chosen = [named.get(name) or self._best(record.training, has_bias=has_bias) for name in methods]
+        for method in chosen:
+            check_optimizer(method, record.training)
         needs_end = any(method.needs_end(record.training) for method in chosen)
         whole = opened.weights() if needs_end else local
         end = self._end(whole, record.training.batch_size) if needs_end else None
@@ -339,6 +342,9 @@ class Auditor:
             constant_gradient=constant,
             rounding=opened.rounding,
             noise_std=record.noise_std,
+            replayed_update=self._replayed_update(record.training)
+            if any(method.needs_update_replays for method in chosen)
+            else None,
             scaled=bool(clipped),
             samples=self.run.samples,
             search_iterations=self.run.search_iterations,
@@ -346,13 +352,19 @@ class Auditor:
             device=self.run.device,
         )
         recoveries = tuple(recover_labels(observation, method=method.name) for method in chosen)
-        if kind == "delta":
+        if kind == "delta" and record.training.optimizer == "sgd":
             notes += check_sign(normalised_update(observation), observation.start.confidence)
         return ClientRound(path, sha256_file(path), record, recoveries, (*opened.notes, *notes), kind)
 
+    def _replayed_update(self, training: LocalTraining) -> Callable[[FloatArray, int], Head | None] | None:
+        """What a client's training makes of a class mix, None where it can't be replayed."""
+        effective = self.source.effective_batch(training.batch_size)
+        replay = self.source.replay(self.reference, training, effective)  # whose end doesn't matter
+        return None if replay is None else replay.update
+
     def _best(self, training: LocalTraining, *, has_bias: bool) -> Method:
         """What ``auto`` stands for. It hangs on how clients train, not on their numbers."""
-        if self.run.search_iterations:
+        if self.run.search_iterations and training.optimizer == "sgd":
             return METHODS["rlu"]
         known = self._start(training.batch_size).residuals
         return best_method(

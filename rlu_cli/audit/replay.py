@@ -15,7 +15,7 @@ from rlu_cli.audit.probe import probe
 from rlu_cli.core.residuals import ResidualMoments, residual_moments, residual_views
 from rlu_cli.core.rounding import round_to_total
 from rlu_cli.core.schemes import impulse_response
-from rlu_cli.core.types import FloatArray, IntArray, LocalTraining
+from rlu_cli.core.types import FloatArray, Head, IntArray, LocalTraining
 from rlu_cli.images import ImageSet, Normalization
 from rlu_cli.models import load_weights
 from rlu_cli.simulation.client import Batch, local_training
@@ -88,6 +88,17 @@ class Replay:
         assert total is not None
         views = 1 if self.along is None else 2
         return residual_moments(total / sum(weights), self.images.labels.numpy(), views=views)
+
+    def update(self, z: FloatArray, draw: int = 0) -> Head | None:
+        """ΔW and Δb of a replayed training on mix z; None where it diverges."""
+        layer = self.network.layer
+        (last,) = self._train(self._batches(z, draw), at=[self.training.steps])
+        weight, bias = (f"{layer.name}.{part}" if layer.name else part for part in ("weight", "bias"))
+        change = {name: last[name].double() - self.start[name].double().cpu() for name in (weight, bias)}
+        if not all(bool(torch.isfinite(value).all()) for value in change.values()):
+            return None
+        N = len(change[bias])
+        return Head(change[weight].reshape(N, -1).numpy(), change[bias].numpy())
 
     def _without_noise(self, missing: Tensor) -> Tensor:
         """James and Stein's shrinkage of what a known noise of σ a number lies on."""

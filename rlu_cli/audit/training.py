@@ -99,11 +99,6 @@ def _resolve(options: TrainingOptions, annotations: Annotations) -> TrainingReco
     assert lr is not None and batch_size is not None
     if scheme not in SCHEMES:
         raise UsageError(f"expected a scheme among {', '.join(SCHEMES)}, found {scheme!r}: correct --scheme")
-    if optimizer != "sgd":
-        raise UsageError(
-            f"expected the optimizer sgd (with --momentum, --nesterov, --weight-decay as needed), found "
-            f"{optimizer!r}: updates of adaptive optimisers hold no counts that this method can read"
-        )
     if batch_size < 1:
         raise UsageError(f"expected a batch size of at least 1, found {batch_size}")
     steps, total = _steps_and_total(steps, epochs, dataset_size, batch_size)
@@ -121,6 +116,8 @@ def _resolve(options: TrainingOptions, annotations: Annotations) -> TrainingReco
         weight_decay=get("weight_decay", options.weight_decay, number) or 0.0,
         prox=(pull or 0.0) if scheme in _PULLED else 0.0,
         scheme=scheme,
+        optimizer=optimizer,
+        **_adam_values(options, annotations, optimizer),
     )
     check_training(training)
     noise_std = get("noise_std", options.noise_std, number) or 0.0
@@ -142,6 +139,9 @@ def _resolve(options: TrainingOptions, annotations: Annotations) -> TrainingReco
         "nesterov": training.nesterov,
         "weight_decay": training.weight_decay,
         "lambda": pull if scheme in _PULLED else None,
+        "beta1": None if optimizer == "sgd" else training.beta1,
+        "beta2": None if optimizer == "sgd" else training.beta2,
+        "eps": None if optimizer == "sgd" else training.eps,
         "noise_std": noise_std,
         "clip": clip,
     }
@@ -149,6 +149,27 @@ def _resolve(options: TrainingOptions, annotations: Annotations) -> TrainingReco
     if steps is not None and "steps" not in annotations.sources:
         sources["steps"] = annotations.sources["epochs"]
     return TrainingRecord(training, values, sources, noise_std, clip)
+
+
+def _adam_values(options: TrainingOptions, annotations: Annotations, optimizer: str) -> dict[str, float]:
+    """Adam's own values, where anybody says them.
+
+    Raises
+    ------
+    UsageError
+        Flags of Adam's with another optimiser.
+    """
+    flags = {"beta1": options.beta1, "beta2": options.beta2, "eps": options.eps}
+    if optimizer == "sgd":
+        given = [f"--{name}" for name, value in flags.items() if value is not None]
+        if given:
+            raise UsageError(
+                f"expected {', '.join(given)} with --optimizer adam or adamw alone, found sgd: pass it, or "
+                "leave them out"
+            )
+        return {}
+    found = {name: annotations.get(name, value, number) for name, value in flags.items()}
+    return {name: value for name, value in found.items() if value is not None}
 
 
 def _refuse_ignored(

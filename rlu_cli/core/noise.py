@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import numpy as np
 
-from rlu_cli.core.schemes import impulse_response
+from rlu_cli.core.schemes import impulse_response, step_rates
 from rlu_cli.core.types import FloatArray, Head, Observation
 
 
 def normalised_noise(observation: Observation) -> float:
-    """σ_u = σ / (η Σ_τ ρ^τ): the known noise's standard deviation on each element of u and of ∇W."""
+    """The known noise's standard deviation on each element of u and of ∇W.
+
+    σ_u = σ / (η Σ_τ ρ^τ),     for Adam σ / Σ_τ η_τ
+    """
     if observation.noise_std == 0:
         return 0.0
-    return observation.noise_std / float(np.sum(impulse_response(observation.training)))
+    training = observation.training
+    weights = impulse_response(training) if training.optimizer == "sgd" else step_rates(training)
+    return observation.noise_std / float(np.sum(weights))
 
 
 def weight_direction(embedding_mean: FloatArray) -> FloatArray:

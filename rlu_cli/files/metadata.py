@@ -27,6 +27,9 @@ TRAINING_KEYS = (
     "fl.nesterov",
     "fl.weight_decay",
     "fl.lambda",
+    "fl.beta1",
+    "fl.beta2",
+    "fl.eps",
     "fl.noise_std",
     "fl.clip",
 )

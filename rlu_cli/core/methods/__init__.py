@@ -17,6 +17,7 @@ from rlu_cli.core.methods.random import RANDOM
 from rlu_cli.core.methods.regression import REGRESSION
 from rlu_cli.core.methods.rlg import RLG
 from rlu_cli.core.methods.rlu import RLU
+from rlu_cli.core.methods.surrogate import SURROGATE
 from rlu_cli.core.methods.zlg import ZLG
 from rlu_cli.core.methods.zlg_plus import ZLG_PLUS
 from rlu_cli.errors import UsageError
@@ -27,6 +28,7 @@ METHODS: dict[str, Method] = {
         RLU,
         GLS,
         REGRESSION,
+        SURROGATE,
         IDLG,
         GRADINVERSION,
         RLG,
