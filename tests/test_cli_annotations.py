@@ -58,6 +58,7 @@ def test_the_first_that_says_it_wins(tmp_path: Path) -> None:
         "dampening": "default",
         "nesterov": "default",
         "weight_decay": "default",
+        "noise_std": "default",
     }
     assert call("recover", *flags, *QUICK).document["training"]["lr"] == 0.02
 
