@@ -15,6 +15,7 @@ from rlu_cli.core.types import LocalTraining
 from rlu_cli.models import LeNet5, multiply_adds
 
 ONE, TEN = LocalTraining(1, 32, 0.01), LocalTraining(10, 32, 0.01)
+ADAM = LocalTraining(10, 32, 0.01, optimizer="adam")
 
 
 @pytest.mark.parametrize(
@@ -29,6 +30,8 @@ ONE, TEN = LocalTraining(1, 32, 0.01), LocalTraining(10, 32, 0.01)
         (ONE, True, (10,) * 9 + (9,), False, "rlu"),
         (ONE, True, (10,) * 200, False, "gls"),
         (ONE, True, (10,) * 201, False, "rlu"),
+        (ADAM, True, (10,) * 10, True, "surrogate"),
+        (ADAM, False, None, False, "surrogate"),
     ],
 )
 def test_gls_where_it_has_what_it_needs(
