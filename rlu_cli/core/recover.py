@@ -123,9 +123,7 @@ def recover_labels(observation: Observation, *, method: str = "auto") -> Recover
             f"expected single samples' residuals, which {chosen.name} works on, found none: fill "
             "Observation.residuals, or choose another method"
         )
-    if chosen.needs_update_replays and (
-        observation.replayed_update is None or observation.start.embedding_mean is None
-    ):
+    if chosen.needs_update_replays and observation.replayed_update is None:
         raise MismatchError(
             f"expected training that can be replayed, which {chosen.name} works on, found none: pass --aux "
             "with the architecture, or choose another method (schemes with memory can't be replayed)"

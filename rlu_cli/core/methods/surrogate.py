@@ -31,6 +31,9 @@ _NEAR_WIDTHS = (0.25, 0.25, 0.25)
 _DIRECTIONS = 3
 """In which the classes' embeddings differ most, along which the weight is looked at beside their mean."""
 
+_FARTHEST = 1e6
+"""How many times larger than all replayed an update may be; beyond, its size means nothing."""
+
 _RIDGE = 1e-2
 _DIAGONAL = 0.5
 """Share of the errors' covariance that is taken from its diagonal alone: it has as many rows as replays."""
@@ -78,9 +81,9 @@ def solve(problem: Problem) -> Estimate:
     Source: local-linear regression on simulations (Beaumont et al. 2002), with the model turned round.
     """
     observation = problem.observation
-    replay, means = observation.replayed_update, observation.start.embedding_mean
+    replay = observation.replayed_update
     assert replay is not None
-    assert means is not None
+    means, _ = observation.start.embeddings_for("surrogate")
     training, seed = observation.training, observation.seed
     views = _views(means)
     rate = float(step_rates(training).sum())
@@ -98,7 +101,8 @@ def solve(problem: Problem) -> Estimate:
         known[training, seed] = _replayed(replay, features, mixes, total, first=0)
     found = known[training, seed]
     noise = np.full(N * (1 + views.shape[1]), observation.noise_std / rate)
-    sent = features(observation.update)
+    largest = _FARTHEST * float(np.abs(found.features).max())
+    sent = np.clip(features(observation.update), -largest, largest)
     z = np.full(N, 1.0 / N)
     for width in _WIDTHS:
         z = fit_near(found, sent, z, width=width, noise=noise).z
