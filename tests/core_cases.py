@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
+from rlu_cli.core.embedding import subtract_heads
 from rlu_cli.core.recover import head_update
 from rlu_cli.core.residuals import ResidualMoments, ResidualPath
 from rlu_cli.core.types import (
@@ -129,6 +130,9 @@ def scripted_observation(
         end=statistics,
         residuals=ResidualPath(exact_residuals(np.eye(classes) - S)),
         constant_gradient=k,
+        replayed_update=lambda z, draw: subtract_heads(
+            scripted_round(S, embeddings, z, training, head, k), head
+        ),
     )
     return observation, np.asarray(per_batch * training.steps)
 

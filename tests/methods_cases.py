@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from rlu_cli.core.embedding import subtract_heads
 from rlu_cli.core.methods import METHODS
 from rlu_cli.core.methods.base import Problem
 from rlu_cli.core.moments import model_statistics, softmax
@@ -66,7 +67,22 @@ def known_round(
     logits = drawn @ head.weight.T + (0.0 if head.bias is None else head.bias)
     moments = residual_moments(residuals(logits, aux), aux)
     path = ResidualPath(moments, moments)
-    return Observation(head_update(local, head), head, training, start=start, end=start, residuals=path)
+    by_class = [cross_entropy_gradient(head, drawn[aux == n], aux[aux == n]) for n in range(N)]
+
+    def replayed(z: FloatArray, draw: int) -> Head:
+        weight = np.einsum("n,njl->jl", z, [part.weight for part in by_class])
+        bias = None if head.bias is None else np.einsum("n,nj->j", z, [part.bias for part in by_class])
+        return subtract_heads(after_steps(head, Head(weight, bias), training), head)
+
+    return Observation(
+        head_update(local, head),
+        head,
+        training,
+        start=start,
+        end=start,
+        residuals=path,
+        replayed_update=replayed,
+    )
 
 
 def untrained(classes: int, size: int, *, bias: bool = True) -> Head:
@@ -94,4 +110,12 @@ def in_steps(observation: Observation, steps: int) -> Observation:
         steps * observation.update.weight,
         None if observation.update.bias is None else steps * observation.update.bias,
     )
-    return replace(observation, update=update, training=training)
+    once = observation.replayed_update
+    assert once is not None
+
+    def replayed(z: FloatArray, draw: int) -> Head | None:
+        change = once(z, draw)
+        assert change is not None
+        return Head(steps * change.weight, None if change.bias is None else steps * change.bias)
+
+    return replace(observation, update=update, training=training, replayed_update=replayed)

@@ -92,7 +92,7 @@ def test_traceback_of_a_foreseen_error_too() -> None:
         (["--batch-size", "0"], ("--batch-size", "1")),
         (["--steps", "many"], ("--steps", "integer")),
         (["--scheme", "fedsgd2"], ("fedsgd2", "fedprox", "--scheme")),
-        (["--optimizer", "adam"], ("adam", "sgd")),
+        (["--optimizer", "rmsprop"], ("rmsprop", "adam")),
         (["--batch-norm", "none"], ("--batch-norm", "running")),
         (["--seed", "-1"], ("--seed",)),
         (["--normalize", "imagnet"], ("imagnet", "imagenet")),

@@ -175,7 +175,7 @@ def test_init(tmp_path: Path) -> None:
         ([*TRAINING, "--scheme", "feddyn"], 4, "--lambda"),
         ([*TRAINING, "--scheme", "fedprox"], 4, "--lambda"),
         ([*TRAINING, "--epochs", 1], 2, "--steps or --epochs"),
-        ([*TRAINING, "--optimizer", "adam"], 2, "sgd"),
+        ([*TRAINING, "--optimizer", "rmsprop"], 2, "sgd"),
         ([*TRAINING, "--participation", 1.5], 2, "--participation"),
         ([*TRAINING, "--alpha", 0], 2, "--alpha"),
         ([*TRAINING, "--rounds", 0], 2, "--rounds"),

@@ -14,7 +14,7 @@ from rlu_cli.core.recover import recover_labels
 from rlu_cli.core.types import LocalTraining, ModelStatistics, Observation
 from rlu_cli.errors import MismatchError
 
-NEED_EMBEDDINGS = ("llg+", "zlg+", "dimitrov")
+NEED_EMBEDDINGS = ("surrogate", "llg+", "zlg+", "dimitrov")
 
 
 def without_embeddings(observation: Observation) -> Observation:

@@ -97,7 +97,8 @@ def test_groups_weigh_the_auxiliary_samples_differently() -> None:
     labels = np.repeat(np.arange(2), K)
     logits = np.random.default_rng(0).normal(size=(2 * K, 2))
     made = ClientSimulator(Activations(logits, None, labels), np.zeros(2), 50, seed=0)
-    means = [float(made._features(np.tile([50, 0], (60, 1)))[:, 0].mean()) for _ in range(300)]
+    rng = np.random.default_rng(1)
+    means = [float(made._features(np.tile([50, 0], (60, 1)), rng)[:, 0].mean()) for _ in range(300)]
     residual = softmax(logits[labels == 0])[:, 1]  # r_0 of class 0
     assert 0.6 < np.var(means) / (np.var(residual) / (K + 1)) < 1.6
 

@@ -17,6 +17,7 @@ from rlu_cli.core.types import LocalTraining
 from rlu_cli.models import LeNet5, multiply_adds
 
 ONE, TEN, LONG = (LocalTraining(steps, 32, 0.01, distinct=32) for steps in (1, 10, 21))
+ADAM = LocalTraining(10, 32, 0.01, optimizer="adam")
 
 
 def residuals_like(spread: float, counts: tuple[int, ...]) -> ResidualMoments:
@@ -52,6 +53,8 @@ SURE, UNSURE = 1e-6, 0.05
         (ONE, True, (10,) * 9 + (9,), UNSURE, True, False, "rlu"),
         (ONE, True, (10,) * 200, UNSURE, True, False, "gls"),
         (ONE, True, (10,) * 201, UNSURE, True, False, "rlu"),
+        (ADAM, True, (10,) * 10, UNSURE, True, True, "surrogate"),
+        (ADAM, False, None, UNSURE, False, False, "surrogate"),
     ],
 )
 def test_the_best_that_has_what_it_needs(

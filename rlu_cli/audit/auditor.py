@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -10,6 +10,7 @@ from typing import Any
 
 from rlu_cli.audit.annotations import Annotations, whole
 from rlu_cli.audit.cache import StatisticsCache
+from rlu_cli.audit.clipping import check_clipped
 from rlu_cli.audit.description import check_described_alike, describe_model
 from rlu_cli.audit.devices import choose_device
 from rlu_cli.audit.given_logits import GivenLogits
@@ -36,9 +37,11 @@ from rlu_cli.audit.training import TrainingRecord, resolve_training
 from rlu_cli.audit.updates import update_kind
 from rlu_cli.core.checks import check_sign
 from rlu_cli.core.methods import AUTO, METHODS, Method, best_method, get_method
+from rlu_cli.core.methods.base import check_optimizer
+from rlu_cli.core.noise import weight_direction
 from rlu_cli.core.recover import normalised_update, recover_labels
 from rlu_cli.core.residuals import ResidualPath
-from rlu_cli.core.types import Head, LocalTraining, ModelStatistics, Note, Observation, Recovery
+from rlu_cli.core.types import FloatArray, Head, LocalTraining, ModelStatistics, Note, Observation, Recovery
 from rlu_cli.core.variates import STATEFUL
 from rlu_cli.errors import MismatchError, UsageError
 from rlu_cli.files.checkpoint import Checkpoint, read_checkpoint
@@ -247,18 +250,30 @@ class Auditor:
         return self._measurement(local, self.source.effective_batch(batch_size))
 
     def _residuals(
-        self, end: Measurement | None, local: Checkpoint, training: LocalTraining, *, needs_samples: bool
+        self,
+        end: Measurement | None,
+        local: Checkpoint,
+        training: LocalTraining,
+        *,
+        noise_std: float,
+        needs_samples: bool,
     ) -> ResidualPath:
         """Single samples' residuals on a client's way; ``local`` is the whole model where ``end`` is."""
         start = self._start(training.batch_size).residuals
         if start is None:  # many classes, or an old statistics file
             start = self._measured_start(training.batch_size).residuals
+        along = None
+        if noise_std and (self.stored is None or end is not None):  # else no sample is known by itself
+            along = _direction(self._start(training.batch_size), None if end is None else end.statistics)
+        if along is not None:
+            start = self._measured_start(training.batch_size).residuals_along(along)
         samples = self._measured_start(training.batch_size).activations if needs_samples else None
         if end is None:
-            return ResidualPath(start, samples=samples)
+            return ResidualPath(start, samples=samples, along=along)
         effective = self.source.effective_batch(training.batch_size)
-        replay = self.source.replay(local, training, effective)
-        return ResidualPath(start, end.residuals, replay, samples)
+        replay = self.source.replay(local, training, effective, noise_std=noise_std, along=along)
+        last = end.residuals if along is None else end.residuals_along(along)
+        return ResidualPath(start, last, replay, samples, along)
 
     def _measurement(self, local: Checkpoint | None, batch_size: int | None) -> Measurement:
         """A model's measurement, with its place in the cache if there is one."""
@@ -298,12 +313,19 @@ class Auditor:
         named = {name: get_method(name) for name in methods if name != AUTO}
         kind = update_kind(options.update, annotations)
         opened = open_local(self._named(local), self._named(self.reference), kind, self.head_name)
+        clipped: list[Note] = []
+        if record.clip is not None:
+            whole, before = opened.weights(), self._named(self.reference)
+            clipped = check_clipped(whole, before, clip=record.clip, noise_std=record.noise_std)
         constant, notes = self._constant_gradient(
             local, record.training, annotations, options, history or HistoryOptions()
         )
+        notes += clipped
         notes += self._stored_for_another_batch(record.training.batch_size)
         has_bias = opened.head.bias is not None
         chosen = [named.get(name) or self._best(record.training, has_bias=has_bias) for name in methods]
+        for method in chosen:
+            check_optimizer(method, record.training)
         needs_end = any(method.needs_end(record.training) for method in chosen) or (
             record.lr_unknown and record.training.steps > 1
         )
@@ -319,11 +341,22 @@ class Auditor:
             training=record.training,
             start=self._start(record.training.batch_size),
             end=None if end is None else end.statistics,
-            residuals=self._residuals(end, whole, record.training, needs_samples=needs_samples)
+            residuals=self._residuals(
+                end,
+                whole,
+                record.training,
+                noise_std=record.noise_std,
+                needs_samples=needs_samples,
+            )
             if needs_residuals
             else None,
             constant_gradient=constant,
             rounding=opened.rounding,
+            noise_std=record.noise_std,
+            replayed_update=self._replayed_update(record.training)
+            if any(method.needs_update_replays for method in chosen)
+            else None,
+            scaled=bool(clipped),
             samples=self.run.samples,
             search_iterations=self.run.search_iterations,
             seed=self.run.seed,
@@ -336,7 +369,7 @@ class Auditor:
         with report(f"simulating clients like {path.stem}") as update:
             observation = replace(observation, progress=update)
             recoveries = tuple(recover_labels(observation, method=method.name) for method in chosen)
-        if kind == "delta":
+        if kind == "delta" and record.training.optimizer == "sgd":
             notes += check_sign(normalised_update(observation), observation.start.confidence)
         notes = [*opened.notes, *notes]
         return ClientRound(path, sha256_file(path), record, recoveries, tuple(notes), kind, observation)
@@ -352,9 +385,15 @@ class Auditor:
         replay = self.source.replay(local, training, self.source.effective_batch(training.batch_size))
         return with_estimated_rate(observation, samples, end.activations, replay)
 
+    def _replayed_update(self, training: LocalTraining) -> Callable[[FloatArray, int], Head | None] | None:
+        """What a client's training makes of a class mix, None where it can't be replayed."""
+        effective = self.source.effective_batch(training.batch_size)
+        replay = self.source.replay(self.reference, training, effective)  # whose end doesn't matter
+        return None if replay is None else replay.update
+
     def _best(self, training: LocalTraining, *, has_bias: bool) -> Method:
         """What ``auto`` stands for. It hangs on how clients train, not on their numbers."""
-        if self.run.search_iterations:
+        if self.run.search_iterations and training.optimizer == "sgd":
             return METHODS["rlu"]
         return best_method(
             training,
@@ -411,6 +450,12 @@ class Auditor:
             archived=archived,
             annotations=annotations,
         )
+
+
+def _direction(start: ModelStatistics, end: ModelStatistics | None) -> FloatArray | None:
+    """Along which the weight is looked at, None where embeddings are unknown."""
+    known = [found.embedding_mean for found in (start, end) if found is not None]
+    return None if known[0] is None or known[-1] is None else weight_direction(known[0])
 
 
 def _under(key: str | None) -> str:

@@ -16,7 +16,7 @@ from rlu_cli.audit.logits_file import LOCAL, LogitsFile, as_tensors, read_logits
 from rlu_cli.audit.network import read_head
 from rlu_cli.audit.options import LogitsOptions, ModelOptions
 from rlu_cli.audit.replay import Replay
-from rlu_cli.core.types import Activations, LocalTraining, Note
+from rlu_cli.core.types import Activations, FloatArray, LocalTraining, Note
 from rlu_cli.errors import MismatchError, UsageError
 from rlu_cli.files.checkpoint import Checkpoint
 from rlu_cli.files.hashing import sha256_file, sha256_tensors
@@ -150,7 +150,15 @@ class GivenLogits:
         """None: what is in the file does not depend on it."""
         return None
 
-    def replay(self, local: Checkpoint, training: LocalTraining, batch_size: int | None) -> Replay | None:
+    def replay(
+        self,
+        local: Checkpoint,
+        training: LocalTraining,
+        batch_size: int | None,
+        *,
+        noise_std: float = 0.0,
+        along: FloatArray | None = None,
+    ) -> Replay | None:
         """None: nothing here can be trained."""
         return None
 

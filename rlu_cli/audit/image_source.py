@@ -26,7 +26,7 @@ from rlu_cli.audit.options import AuxOptions, ModelOptions, RunOptions
 from rlu_cli.audit.probe import batch_that_matters, probe
 from rlu_cli.audit.progress import Reporter, Update
 from rlu_cli.audit.replay import Replay, replay_nodes
-from rlu_cli.core.types import Activations, LocalTraining, Note
+from rlu_cli.core.types import Activations, FloatArray, LocalTraining, Note
 from rlu_cli.core.variates import STATEFUL
 from rlu_cli.errors import MismatchError, NotInstalledError, UsageError
 from rlu_cli.files.checkpoint import Checkpoint
@@ -220,7 +220,15 @@ class ImageSource:
         with self.reporter(f"auxiliary images through the {what}") as update:
             return self._pass(images, local, batch_size, update)
 
-    def replay(self, local: Checkpoint, training: LocalTraining, batch_size: int | None) -> Replay | None:
+    def replay(
+        self,
+        local: Checkpoint,
+        training: LocalTraining,
+        batch_size: int | None,
+        *,
+        noise_std: float = 0.0,
+        along: FloatArray | None = None,
+    ) -> Replay | None:
         """The client's training again on the auxiliary images.
 
         None for schemes whose constant gradients are known of the output layer alone.
@@ -240,6 +248,8 @@ class ImageSource:
             batch_size=batch_size,
             seed=self.run.seed,
             device=self.run.device,
+            noise_std=noise_std,
+            along=along,
         )
 
     def replay_cost(self, training: LocalTraining) -> float:

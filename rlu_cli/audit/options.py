@@ -55,6 +55,9 @@ class StepOptions:
     scheme: str | None = None
     lambda_: float | None = None
     optimizer: str | None = None
+    beta1: float | None = None
+    beta2: float | None = None
+    eps: float | None = None
     momentum: float | None = None
     dampening: float | None = None
     nesterov: bool | None = None
@@ -67,6 +70,8 @@ class TrainingOptions(StepOptions):
 
     dataset_size: int | None = None
     update: Update | None = None
+    noise_std: float | None = None
+    clip: float | None = None
 
 
 @dataclass(frozen=True)

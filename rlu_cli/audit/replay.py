@@ -13,10 +13,10 @@ from torch import Tensor
 
 from rlu_cli.audit.network import Network
 from rlu_cli.audit.probe import probe
-from rlu_cli.core.residuals import ReplayedClient, ResidualMoments, residual_moments, residuals
+from rlu_cli.core.residuals import ReplayedClient, ResidualMoments, residual_moments, residual_views
 from rlu_cli.core.rounding import round_to_total
 from rlu_cli.core.schemes import impulse_response
-from rlu_cli.core.types import Activations, FloatArray, IntArray, LocalTraining, Observation
+from rlu_cli.core.types import Activations, FloatArray, Head, IntArray, LocalTraining, Observation
 from rlu_cli.images import ImageSet, Normalization
 from rlu_cli.models import load_weights
 from rlu_cli.simulation.client import Batch, local_training
@@ -24,6 +24,9 @@ from rlu_cli.simulation.vectors import snapshot
 
 _NODES = 10
 """Models on the way that the auxiliary images are passed through."""
+
+_EVENNESS = 2.0
+"""Of the weights of a class's samples among made-up clients; one would be the Bayesian bootstrap's."""
 
 _EARLY = 1.7
 """How much denser the nodes are at the beginning, where gradients shrink fastest."""
@@ -39,6 +42,9 @@ class Replay:
 
     start, end : state dicts of the global and the local model, under the model's own names
     batch_norm, dropout, batch_size : how the auxiliary images are passed, see `probe`
+    noise_std : of known Gaussian noise on the local model. Of θ_local − θ̃^m only as much is followed, tensor
+        by tensor, as noise does not explain: 1 − n σ²/‖θ_local − θ̃^m‖² of it, or nothing
+    along : see `ResidualPath`
     """
 
     network: Network
@@ -52,13 +58,15 @@ class Replay:
     batch_size: int | None
     seed: int
     device: str
+    noise_std: float = 0.0
+    along: FloatArray | None = None
 
     def __call__(self, z: FloatArray, draw: int = 0) -> ResidualMoments | None:
         """Moments of Σ_τ ρ^τ r^τ / Σ_τ ρ^τ over the auxiliary samples; None where training diverges."""
         nodes, weights = replay_nodes(self.training)
         *states, last = self._train(self._batches(z, draw), at=[*nodes, self.training.steps])
         missing = {
-            name: self.end[name].to(value) - value
+            name: self._without_noise(self.end[name].to(value) - value)
             for name, value in last.items()
             if name in self.end and value.is_floating_point()
         }
@@ -69,11 +77,29 @@ class Replay:
             pull = node / self.training.steps
             drawn = {name: v + pull * missing[name] if name in missing else v for name, v in state.items()}
             self.network.model.load_state_dict(drawn)
-            found = self._passed()
-            part = weight * residuals(found.logits, found.labels)
+            part = weight * residual_views(self._passed(), self.along)
             total = part if total is None else total + part
         assert total is not None
-        return residual_moments(total / sum(weights), self.images.labels.numpy())
+        views = 1 if self.along is None else 2
+        return residual_moments(total / sum(weights), self.images.labels.numpy(), views=views)
+
+    def update(self, z: FloatArray, draw: int = 0) -> Head | None:
+        """ΔW and Δb of a replayed training on mix z; None where it diverges."""
+        (last,) = self._train(self._batches(z, draw), at=[self.training.steps])
+        weight, bias = self._head_names()
+        change = {name: last[name].double() - self.start[name].double().cpu() for name in (weight, bias)}
+        if not all(bool(torch.isfinite(value).all()) for value in change.values()):
+            return None
+        N = len(change[bias])
+        return Head(change[weight].reshape(N, -1).numpy(), change[bias].numpy())
+
+    def _without_noise(self, missing: Tensor) -> Tensor:
+        """James and Stein's shrinkage of what a known noise of σ a number lies on."""
+        if not self.noise_std:
+            return missing
+        power = float(missing.double().square().sum())
+        expected = missing.numel() * self.noise_std**2
+        return missing * max(0.0, 1.0 - expected / power) if power > 0 else missing
 
     def _passed(self) -> Activations:
         """The auxiliary images through the network as it is."""
@@ -89,41 +115,54 @@ class Replay:
         )
 
     def client(self, z: FloatArray, draw: int) -> ReplayedClient | None:
-        """A made-up client on a random half of the auxiliary samples, looked at through the other half.
+        """A made-up client of as many samples as the true one, which passes over them as often.
 
-        It has as many samples as the true one, drawn from its half by z with replacement, and passes over
-        them as often.
+        Its samples are drawn by z and, within a class, with weights of its own (Dirichlet's with 2): other
+        draws of the auxiliary data would have held other samples. Known noise on updates is added.
         """
         rng = np.random.default_rng((self.seed, draw))
         labels = self.images.labels.numpy()
-        half = _random_half(labels, rng)
         distinct = self.training.distinct or self.training.samples
-        wanted = rng.multinomial(distinct, z)
-        own = np.concatenate(
-            [rng.choice(half[labels[half] == n], count) for n, count in enumerate(wanted) if count]
-        )
+        own = []
+        for n, count in enumerate(rng.multinomial(distinct, z)):
+            members = np.flatnonzero(labels == n)
+            own.append(rng.choice(members, count, p=rng.dirichlet(np.full(len(members), _EVENNESS))))
+        held = np.concatenate(own)
         passes = -(-self.training.samples // distinct)
-        deck = np.concatenate([rng.permutation(own) for _ in range(passes)])[: self.training.samples]
-        batches = np.array_split(deck, self.training.steps)
-        last = self._train(batches, at=[self.training.steps])[-1]
+        deck = np.concatenate([rng.permutation(held) for _ in range(passes)])[: self.training.samples]
+        last = self._train(np.array_split(deck, self.training.steps), at=[self.training.steps])[-1]
         if not all(bool(torch.isfinite(value).all()) for value in last.values()):
             return None
-        others = np.setdiff1d(np.arange(len(labels)), half)
-        return ReplayedClient(np.bincount(labels[deck], minlength=len(z)), self._features(last, others))
+        if self.noise_std:
+            noise = torch.Generator().manual_seed(int(rng.integers(2**63)))
+            last = {name: self._with_noise(value, noise) for name, value in last.items()}
+        return ReplayedClient(np.bincount(labels[deck], minlength=len(z)), self._features(last))
+
+    def _with_noise(self, value: Tensor, generator: torch.Generator) -> Tensor:
+        if not value.is_floating_point():
+            return value
+        noise = torch.randn(value.shape, generator=generator, dtype=torch.float32)
+        return value + self.noise_std * noise.to(value)
 
     def observed(self) -> FloatArray:
-        """The features of the true client, through all auxiliary samples."""
-        return self._features(self.end, np.arange(len(self.images.labels)))
+        """The features of the true client."""
+        return self._features(self.end)
 
-    def _features(self, state: Mapping[str, Tensor], rows: IntArray) -> FloatArray:
+    def _features(self, state: Mapping[str, Tensor]) -> FloatArray:
         """Δb of the head where it has one, and each class's mean change of the logits, shape (N + N²,)."""
-        labels = self.images.labels.numpy()[rows]
-        moved = self._logits(state)[rows] - self._logits_of_start[rows]
+        labels = self.images.labels.numpy()
+        moved = self._logits(state) - self._logits_of_start
         classes = [moved[labels == n].mean(axis=0) for n in range(moved.shape[1])]
-        bias = f"{self.network.layer.name}.bias"
+        bias = self._head_names()[1]
         if bias in self.start:
             classes.insert(0, (state[bias].to(self.start[bias]) - self.start[bias]).double().cpu().numpy())
         return np.concatenate(classes)
+
+    def _head_names(self) -> tuple[str, str]:
+        """Of its weight and bias among the model's parameters."""
+        layer = self.network.layer.name
+        weight, bias = (f"{layer}.{part}" if layer else part for part in ("weight", "bias"))
+        return weight, bias
 
     @cached_property
     def _logits_of_start(self) -> FloatArray:
@@ -182,12 +221,6 @@ class Replay:
             dealt.append(rng.permutation(members)[: int(count) - max(0, rounds - 1) * len(members)])
         deck = rng.permutation(np.concatenate(dealt))
         return np.array_split(deck, steps)
-
-
-def _random_half(labels: IntArray, rng: np.random.Generator) -> IntArray:
-    """Rows of half of each class's samples, at least one."""
-    rows = [rng.permutation(np.flatnonzero(labels == n)) for n in np.unique(labels)]
-    return np.concatenate([members[: max(1, len(members) // 2)] for members in rows])
 
 
 def with_training(observation: Observation, training: LocalTraining) -> Observation:

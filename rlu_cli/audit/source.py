@@ -13,8 +13,8 @@ from rlu_cli.audit.cache import Slot
 from rlu_cli.audit.options import RunOptions
 from rlu_cli.audit.replay import Replay
 from rlu_cli.core.moments import model_statistics
-from rlu_cli.core.residuals import MOST_CLASSES, ResidualMoments, residual_moments, residuals
-from rlu_cli.core.types import Activations, LocalTraining, ModelStatistics, Note
+from rlu_cli.core.residuals import MOST_CLASSES, ResidualMoments, residual_moments, residual_views
+from rlu_cli.core.types import Activations, FloatArray, LocalTraining, ModelStatistics, Note
 from rlu_cli.files.checkpoint import Checkpoint
 
 
@@ -61,8 +61,19 @@ class Source(Protocol):
     def activations(self, local: Checkpoint | None, batch_size: int | None) -> Activations:
         """Of a local model, or of the global one; ``batch_size`` is an effective one."""
 
-    def replay(self, local: Checkpoint, training: LocalTraining, batch_size: int | None) -> Replay | None:
-        """A client's training again on auxiliary samples, None where there is no network to train."""
+    def replay(
+        self,
+        local: Checkpoint,
+        training: LocalTraining,
+        batch_size: int | None,
+        *,
+        noise_std: float = 0.0,
+        along: FloatArray | None = None,
+    ) -> Replay | None:
+        """A client's training again on auxiliary samples, None where there is no network to train.
+
+        noise_std, along : see `Replay`
+        """
 
     def replay_cost(self, training: LocalTraining) -> float:
         """Floating-point operations of one replay, infinite where there is none."""
@@ -107,8 +118,13 @@ class Measurement:
 
     @cached_property
     def _residuals(self) -> ResidualMoments:
+        return self.residuals_along(None)
+
+    def residuals_along(self, direction: FloatArray | None) -> ResidualMoments:
+        """The same, with the weight's view along a direction of the embedding, shape (L,)."""
         found = self.activations
-        return residual_moments(residuals(found.logits, found.labels), found.labels)
+        values = residual_views(found, direction)
+        return residual_moments(values, found.labels, views=1 if direction is None else 2)
 
     def forget_activations(self) -> None:
         """Free their memory; they are computed again should they be asked for."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from rlu_cli.audit.annotations import Annotations, boolean, number, numbers, text, whole
@@ -30,16 +30,20 @@ class TrainingRecord:
     values : as the JSON shows them
     sources : where each came from: flag, local, global, sidecar, default or estimated
     lr_unknown : whether the rates are right up to a factor only, which is to be estimated
+    noise_std : standard deviation of the Gaussian noise on each parameter's update
+    clip : largest norm that the whole update was let have, None where there was no bound
     """
 
     training: LocalTraining
     values: dict[str, Any]
     sources: dict[str, str]
     lr_unknown: bool = False
+    noise_std: float = 0.0
+    clip: float | None = None
 
     def with_rates(self, training: LocalTraining) -> TrainingRecord:
         """The same with the rates that were found."""
-        return TrainingRecord(training, {**self.values, "lr": _shown(training.lr)}, self.sources)
+        return replace(self, training=training, values={**self.values, "lr": _shown(training.lr)})
 
 
 def resolve_training(
@@ -121,11 +125,6 @@ def _resolve(options: TrainingOptions, annotations: Annotations, *, may_estimate
             f"expected a learning rate for {scheme}, whose earlier rounds need it, found --lr {ESTIMATED}: "
             "say the rate"
         )
-    if optimizer != "sgd":
-        raise UsageError(
-            f"expected the optimizer sgd (with --momentum, --nesterov, --weight-decay as needed), found "
-            f"{optimizer!r}: updates of adaptive optimisers hold no counts that this method can read"
-        )
     if batch_size < 1:
         raise UsageError(f"expected a batch size of at least 1, found {batch_size}")
     steps, total = _steps_and_total(steps, epochs, dataset_size, batch_size)
@@ -143,8 +142,16 @@ def _resolve(options: TrainingOptions, annotations: Annotations, *, may_estimate
         weight_decay=get("weight_decay", options.weight_decay, number) or 0.0,
         prox=(pull or 0.0) if scheme in _PULLED else 0.0,
         scheme=scheme,
+        optimizer=optimizer,
+        **_adam_values(options, annotations, optimizer),
     )
     check_training(scaled(training, _TINY) if unknown else training)
+    noise_std = get("noise_std", options.noise_std, number) or 0.0
+    clip = get("clip", options.clip, number)
+    if noise_std < 0:
+        raise UsageError(f"expected a noise of at least 0, found {noise_std}: correct --noise-std")
+    if clip is not None and clip <= 0:
+        raise UsageError(f"expected a clipping norm above 0, found {clip}: correct --clip")
     values: dict[str, Any] = {
         "scheme": scheme,
         "optimizer": optimizer,
@@ -158,17 +165,43 @@ def _resolve(options: TrainingOptions, annotations: Annotations, *, may_estimate
         "nesterov": training.nesterov,
         "weight_decay": training.weight_decay,
         "lambda": pull if scheme in _PULLED else None,
+        "beta1": None if optimizer == "sgd" else training.beta1,
+        "beta2": None if optimizer == "sgd" else training.beta2,
+        "eps": None if optimizer == "sgd" else training.eps,
+        "noise_std": noise_std,
+        "clip": clip,
     }
     sources = {name: annotations.sources.get(name, "default") for name in values if values[name] is not None}
     if steps is not None and "steps" not in annotations.sources:
         sources["steps"] = annotations.sources["epochs"]
     if unknown:
         sources["lr"] = "estimated"
-    return TrainingRecord(training, values, sources, unknown)
+    return TrainingRecord(training, values, sources, unknown, noise_std, clip)
 
 
 def _shown(lr: float | tuple[float, ...]) -> float | list[float]:
     return list(lr) if isinstance(lr, tuple) else lr
+
+
+def _adam_values(options: TrainingOptions, annotations: Annotations, optimizer: str) -> dict[str, float]:
+    """Adam's own values, where anybody says them.
+
+    Raises
+    ------
+    UsageError
+        Flags of Adam's with another optimiser.
+    """
+    flags = {"beta1": options.beta1, "beta2": options.beta2, "eps": options.eps}
+    if optimizer == "sgd":
+        given = [f"--{name}" for name, value in flags.items() if value is not None]
+        if given:
+            raise UsageError(
+                f"expected {', '.join(given)} with --optimizer adam or adamw alone, found sgd: pass it, or "
+                "leave them out"
+            )
+        return {}
+    found = {name: annotations.get(name, value, number) for name, value in flags.items()}
+    return {name: value for name, value in found.items() if value is not None}
 
 
 def _refuse_ignored(

@@ -54,11 +54,14 @@ _STEPS: dict[str, Any] = {
     "epochs": typer.Option(min=1, metavar="N", help="Passes over the client's data, instead of --steps."),
     "scheme": typer.Option(help="fedavg, fedprox, scaffold, feddyn or feddc."),
     "lambda_": typer.Option("--lambda", help="Coefficient of FedProx, FedDyn, FedDC."),
-    "optimizer": typer.Option(help="sgd."),
+    "optimizer": typer.Option(help="sgd, adam or adamw."),
+    "beta1": typer.Option(help="As in torch.optim.Adam; 0.9 by default."),
+    "beta2": typer.Option(help="As in torch.optim.Adam; 0.999 by default."),
+    "eps": typer.Option(help="As in torch.optim.Adam; 1e-8 by default."),
     "momentum": typer.Option(help="As in torch.optim.SGD."),
     "dampening": typer.Option(help="As in torch.optim.SGD."),
     "nesterov": typer.Option("--nesterov/--no-nesterov", help="As in torch.optim.SGD."),
-    "weight_decay": typer.Option(help="As in torch.optim.SGD."),
+    "weight_decay": typer.Option(help="As in torch's optimiser of that name; AdamW's 0.01 must be said."),
 }
 
 _AUX_LOGITS = typer.Option(
@@ -125,6 +128,10 @@ _HELP: dict[type, dict[str, Any]] = {
         "update": typer.Option(
             help="Whether the local file holds weights or local − global.  [default: weights]"
         ),
+        "noise_std": typer.Option(
+            metavar="SIGMA", help="Standard deviation of the Gaussian noise on each value of the update."
+        ),
+        "clip": typer.Option(metavar="NORM", help="Largest L2 norm that the whole update was let have."),
     },
     LogitsOptions: {
         "aux_logits": _AUX_LOGITS,

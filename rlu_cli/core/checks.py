@@ -18,6 +18,9 @@ _BIAS_SLACK = 0.01
 _BALANCE_SLACK = 0.01
 """|Σ_j u_j| allowed, relative to ‖u‖₁."""
 
+_NOISE_SLACK = 4.0
+"""Standard deviations of known noise that are no reason for a warning."""
+
 _PRECISION_SLACK = 0.02
 """Share of the update that may be rounding error before it is reported."""
 
@@ -71,7 +74,7 @@ def check_moved(update: HeadUpdate) -> None:
 
 
 def check_update(
-    u: FloatArray, update: HeadUpdate, head: Head, *, rounding: float = 0.0
+    u: FloatArray, update: HeadUpdate, head: Head, *, rounding: float = 0.0, noise: float = 0.0
 ) -> tuple[dict[str, float], list[Note]]:
     """Diagnostics of u = (Δb + h)/(ηΣρ), shape (N,), with a warning for each that is out of bounds.
 
@@ -80,12 +83,14 @@ def check_update(
     - the update is larger than the rounding of the two checkpoints: float32's, or ``rounding``, the norm of
       the error of a coarser type, where that is more.
 
+    Known noise of standard deviation ``noise`` on each u_j may pass these bounds by four of its own.
+
     They catch a wrong learning rate or step count, a wrong layer, optimiser or scheme, and pairs from
     different rounds.
     """
     notes: list[Note] = []
     largest = float(np.abs(u).max())
-    if largest > 1 + _BIAS_SLACK:
+    if largest > 1 + _BIAS_SLACK + _NOISE_SLACK * noise:
         notes.append(
             Note(
                 "update-too-large",
@@ -95,7 +100,7 @@ def check_update(
         )
     norm = float(np.abs(u).sum())
     balance = float(abs(u.sum()) / norm) if norm > 0 else 0.0
-    if balance > _BALANCE_SLACK:
+    if abs(u.sum()) > _BALANCE_SLACK * norm + _NOISE_SLACK * noise * np.sqrt(len(u)):
         notes.append(
             Note(
                 "update-unbalanced",
@@ -123,6 +128,7 @@ def check_update(
         "update_max": largest,
         "update_balance": balance,
         "update_rounding": float(precision) if np.isfinite(precision) else 1.0,
+        "update_noise": noise,
     }
     return diagnostics, notes
 

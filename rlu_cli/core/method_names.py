@@ -7,6 +7,7 @@ METHOD_NAMES = (
     "gls",
     "regression",
     "replay",
+    "surrogate",
     "idlg",
     "gradinversion",
     "rlg",

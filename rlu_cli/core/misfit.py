@@ -31,12 +31,14 @@ class _View:
     update : shape (F, N)
     start, end : mean responses at both ends, shape (F, N, N)
     spread : within-class variance at both ends, averaged along the way, shape (F, N)
+    noise : expected square of the known noise, shape (F,)
     """
 
     update: FloatArray
     start: FloatArray
     end: FloatArray
     spread: FloatArray
+    noise: FloatArray
 
 
 def misfit(
@@ -45,6 +47,7 @@ def misfit(
     start: ModelStatistics,
     end: ModelStatistics | None,
     position: float,
+    noise: float = 0.0,
 ) -> float | None:
     """The squared residual of the best label proportions, relative to what is to be expected.
 
@@ -53,11 +56,12 @@ def misfit(
     directions in which the classes' embeddings differ most. With proportions z the update is Φ z, and misses
     it by
 
-        E‖u_f − Φ_f z‖² = Σ_n σ²_fn (z_n β + z_n²/K_n) + (½‖(Φ′_f − Φ_f) z‖)² + (0.15‖u_f‖)²
+        E‖u_f − Φ_f z‖² = Σ_n σ²_fn (z_n β + z_n²/K_n) + (½‖(Φ′_f − Φ_f) z‖)² + (0.15‖u_f‖)² + N σ_f²
         β = Σ_τ (w^τ)² / (B (Σ_τ w^τ)²)
 
     where the first term is the client's batches, the second the K_n auxiliary samples, the third that Φ is
-    known at both ends of training only, and the last what is beyond the model. The result is
+    known at both ends of training only, the fourth what is beyond the model, and the last known noise. The
+    result is
 
         min_z mean_f ‖u_f − Φ_f z‖² / E‖u_f − Φ_f z‖²
 
@@ -71,6 +75,7 @@ def misfit(
     ----------
     update : ΔW + h and Δb + h: what the samples did
     position : ᾱ, where between the two ends the gradients were taken
+    noise : standard deviation of known noise on each element of u and of ∇W
     """
     if start.responses is None or start.embedding_mean is None:
         return None
@@ -81,7 +86,7 @@ def misfit(
     if counts.max() < 2:
         return None
     total = float(impulse_response(training).sum())
-    view = _look(update, total, start, start.responses, last.responses, position)
+    view = _look(update, total, start, start.responses, last.responses, position, noise)
     return _least_misfit(view, batch_variance(training), counts.astype(np.float64), position)
 
 
@@ -105,6 +110,7 @@ def _look(
     first: Responses,
     last: Responses,
     position: float,
+    noise: float,
 ) -> _View:
     """Combine the random directions to the ones that say most, alike for update and explanation."""
     assert start.embedding_mean is not None
@@ -128,6 +134,9 @@ def _look(
         start=np.einsum("fb,bnj->fnj", combine, first.mean),
         end=np.einsum("fb,bnj->fnj", combine, last.mean),
         spread=np.maximum(np.einsum("fb,nbc,fc->fn", combine, spread, combine), 0.0),
+        noise=noise**2
+        * update.num_classes
+        * (combine[:, 0] ** 2 + np.square(combine[:, 1:] @ V.T).sum(axis=1)),
     )
 
 
@@ -151,6 +160,7 @@ def _least_misfit(view: _View, batches: float, counts: FloatArray, position: flo
             view.spread @ (z * batches + z**2 / counts)
             + _DRIFT_SHARE**2 * np.square(np.einsum("fnj,n->fj", drift, z)).sum(axis=1)
             + _RELATIVE**2 * power
+            + view.noise
         )
         scale = 1.0 / np.sqrt(np.maximum(expected, np.finfo(float).tiny))
         A = (mean * scale[:, None, None]).transpose(0, 2, 1).reshape(-1, N)

@@ -25,7 +25,7 @@ def logit_moments(logits: NDArray[np.floating], labels: IntArray, num_classes: i
 
     Parameters
     ----------
-    logits : shape (M, N)
+    logits : shape (M, N), or other values of as many samples, shape (M, V)
     labels : shape (M,), values in [0, N)
 
     Raises
@@ -49,9 +49,10 @@ def logit_moments(logits: NDArray[np.floating], labels: IntArray, num_classes: i
             f"expected auxiliary samples of all {num_classes} classes, found none of class index "
             f"{', '.join(map(str, missing))}: add at least two images of each"
         )
-    rank = int(min(counts.max(), num_classes))
-    mean = np.empty((num_classes, num_classes))
-    factor = np.zeros((num_classes, rank, num_classes))
+    width = logits.shape[1]
+    rank = int(min(counts.max(), width))
+    mean = np.empty((num_classes, width))
+    factor = np.zeros((num_classes, rank, width))
     for n, members in enumerate(_by_class(labels, num_classes)):
         rows = logits[members].astype(np.float64)
         mean[n] = rows.mean(axis=0)

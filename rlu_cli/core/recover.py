@@ -5,13 +5,15 @@ from __future__ import annotations
 import numpy as np
 
 from rlu_cli.core.checks import check_embedding, check_heads, check_misfit, check_moved, check_update
+from rlu_cli.core.coarse import check_coarse
 from rlu_cli.core.embedding import bias_from_weight, embedding_match, subtract_heads
 from rlu_cli.core.methods import AUTO, Method, best_method, get_method
 from rlu_cli.core.methods.assumptions import assumption_notes, own_confidence
-from rlu_cli.core.methods.base import Problem
+from rlu_cli.core.methods.base import Problem, check_optimizer
 from rlu_cli.core.misfit import misfit, motion
+from rlu_cli.core.noise import normalised_noise
 from rlu_cli.core.rounding import round_to_total
-from rlu_cli.core.schemes import check_training, drift, impulse_response
+from rlu_cli.core.schemes import check_training, drift, impulse_response, step_rates
 from rlu_cli.core.types import (
     FloatArray,
     Head,
@@ -21,6 +23,16 @@ from rlu_cli.core.types import (
     Recovery,
 )
 from rlu_cli.errors import MismatchError
+
+_OF_GRADIENTS = (
+    "embedding_match",
+    "misfit",
+    "motion",
+    "update_max",
+    "update_balance",
+    "update_rounding",
+)
+"""Diagnostics that mean nothing where an update is no sum of gradients."""
 
 
 def head_update(local: Head, reference: Head) -> HeadUpdate:
@@ -111,25 +123,38 @@ def recover_labels(observation: Observation, *, method: str = "auto") -> Recover
             f"expected single samples' residuals, which {chosen.name} works on, found none: fill "
             "Observation.residuals, or choose another method"
         )
+    if chosen.needs_update_replays and observation.replayed_update is None:
+        raise MismatchError(
+            f"expected training that can be replayed, which {chosen.name} works on, found none: pass --aux "
+            "with the architecture, or choose another method (schemes with memory can't be replayed)"
+        )
     check_training(observation.training)
+    check_optimizer(chosen, observation.training)
+    if observation.training.optimizer != "sgd":
+        return _without_linear_checks(observation, chosen)
     update = without_drift(observation)
     u = normalised_update(observation, update)
-    diagnostics, notes = check_update(u, observation.update, observation.head, rounding=observation.rounding)
+    noise = normalised_noise(observation)
+    diagnostics, notes = check_update(
+        u, observation.update, observation.head, rounding=observation.rounding, noise=noise
+    )
     problem = Problem(observation, u, mean_gradient(observation, update))
     estimate = chosen.solve(problem)
     total = observation.training.samples
     path = problem.path
     match = embedding_match(update, path.solution.z, u, path.confidence, path.embedding_mean)
-    unexplained = misfit(update, observation.training, observation.start, observation.end, path.position)
+    unexplained = misfit(
+        update, observation.training, observation.start, observation.end, path.position, noise
+    )
     moved = motion(observation.start, observation.end)
     return Recovery(
         method=chosen.name,
         total=total,
         counts=round_to_total(estimate.proportions, total),
         estimate=total * estimate.proportions,
-        low=estimate.low,
-        high=estimate.high,
-        presence=estimate.presence,
+        low=None if observation.scaled else estimate.low,
+        high=None if observation.scaled else estimate.high,
+        presence=None if observation.scaled else estimate.presence,
         diagnostics={
             "residual": None,
             "aux_accuracy": observation.start.overall_accuracy,
@@ -142,12 +167,48 @@ def recover_labels(observation: Observation, *, method: str = "auto") -> Recover
         },
         warnings=(
             *notes,
+            *check_coarse(observation.update, resolution=_resolution(observation)),
             *check_misfit(unexplained, moved),
             *check_embedding(match, unexplained, moved),
             *assumption_notes(chosen, problem),
             *estimate.warnings,
         ),
     )
+
+
+def _without_linear_checks(observation: Observation, method: Method) -> Recovery:
+    """The recovery where no check applies that takes the update for a sum of gradients."""
+    training, update = observation.training, observation.update
+    rate = float(step_rates(training).sum())
+    assert update.bias is not None
+    gradient = Head(-update.weight / rate, -update.bias / rate)
+    estimate = method.solve(Problem(observation, update.bias / rate, gradient))
+    return Recovery(
+        method=method.name,
+        total=training.samples,
+        counts=round_to_total(estimate.proportions, training.samples),
+        estimate=training.samples * estimate.proportions,
+        low=None,
+        high=None,
+        presence=None,
+        diagnostics={
+            **dict.fromkeys(_OF_GRADIENTS),
+            "aux_accuracy": observation.start.overall_accuracy,
+            "update_norm": float(np.linalg.norm(update.bias)),
+            "update_noise": normalised_noise(observation),
+            **estimate.diagnostics,
+        },
+        warnings=(*check_coarse(update, resolution=_resolution(observation)), *estimate.warnings),
+    )
+
+
+def _resolution(observation: Observation) -> float:
+    """The largest rounding error of the output layer's update, as float32 or a coarser type stores it."""
+    head, update = observation.head, observation.update
+    stored = head.weight if head.bias is None else np.append(head.weight, head.bias)
+    moved = update.weight if update.bias is None else np.append(update.weight, update.bias)
+    largest = float(np.max(np.abs(stored)) + np.max(np.abs(moved)))
+    return max(float(np.finfo(np.float32).eps) * largest, observation.rounding)
 
 
 def _automatic(observation: Observation) -> Method:

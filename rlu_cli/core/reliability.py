@@ -19,6 +19,7 @@ UNRELIABLE = (
     "update-too-large",
     "update-unbalanced",
     "update-near-precision",
+    "update-clipped",
     "update-sign-reversed",
     "local-looks-like-delta",
     "delta-looks-like-weights",

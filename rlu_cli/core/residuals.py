@@ -21,6 +21,8 @@ class ResidualMoments(LogitMoments):
 
     mean : shape (N, N), mean[n, j] = E[r_j | class n], that is 1{n = j} − S[n, j] over the samples
     factor, counts : as in `LogitMoments`
+
+    Where the weight is looked at too (`residual_views`), they are 2N wide.
     """
 
 
@@ -34,7 +36,7 @@ class Replay(Protocol):
         """Moments of the residuals averaged over the replay, weighted by ρ, drawn to the true end."""
 
     def client(self, z: FloatArray, draw: int) -> ReplayedClient | None:
-        """A made-up client: how far the training takes the model, seen on samples that it did not learn."""
+        """A made-up client, and where the training takes its model."""
 
     def observed(self) -> FloatArray:
         """What `client` looks at, of the true client."""
@@ -55,12 +57,15 @@ class ResidualPath:
     start, end : of the two models, ``end`` None where the local one was not measured
     replay : the client's training again, None where it can't be replayed
     samples : the global model's logits of the single samples, for the methods that simulate clients
+    along : direction of the embedding, shape (L,), along which the weight is looked at as well; then all
+        moments are of both `residual_views`. For updates with known noise
     """
 
     start: ResidualMoments
     end: ResidualMoments | None = None
     replay: Replay | None = None
     samples: Activations | None = None
+    along: FloatArray | None = None
 
 
 def residuals(logits: NDArray[np.floating], labels: IntArray) -> FloatArray:
@@ -70,13 +75,33 @@ def residuals(logits: NDArray[np.floating], labels: IntArray) -> FloatArray:
     return found
 
 
-def residual_moments(values: FloatArray, labels: IntArray) -> ResidualMoments:
+def residual_views(samples: Activations, along: FloatArray | None) -> FloatArray:
+    """r of single samples, shape (M, N), or with a direction v of the embedding r and r (e·v), (M, 2N).
+
+    One sample's share of −∇b, and of −∇W v.
+
+    Parameters
+    ----------
+    along : v, shape (L,)
+    """
+    found = residuals(samples.logits, samples.labels)
+    if along is None:
+        return found
+    assert samples.embeddings is not None
+    return np.concatenate((found, found * (samples.embeddings @ along)[:, None]), axis=1)
+
+
+def residual_moments(values: FloatArray, labels: IntArray, *, views: int = 1) -> ResidualMoments:
     """Moments by class of residuals, shape (M, N), or of their averages over several models.
+
+    Parameters
+    ----------
+    values : of ``views`` views side by side, shape (M, views · N)
 
     Raises
     ------
     MismatchError
         A class without samples, or numbers that are not finite.
     """
-    found = logit_moments(values, labels, values.shape[1])
+    found = logit_moments(values, labels, values.shape[1] // views)
     return ResidualMoments(found.mean, found.factor, found.counts)

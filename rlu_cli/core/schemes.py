@@ -21,6 +21,8 @@ _MOST_SAMPLES = 10**12
 _RATES = (1e-30, 1e30)
 """Learning rates that arithmetic can take; NaN is outside too."""
 
+OPTIMIZERS = ("sgd", "adam", "adamw")
+
 SCHEMES = ("fedavg", "fedprox", "scaffold", "feddyn", "feddc")
 
 
@@ -113,14 +115,43 @@ def check_training(training: LocalTraining) -> None:
     for name, rate in (("weight decay", training.weight_decay), ("lambda", training.prox)):
         if not np.isfinite(rate) or rate < 0:
             raise UsageError(f"expected a {name} of at least 0, found {rate}")
+    _check_optimizer(training)
     pull = (training.prox + training.weight_decay) * float(rates.max())
-    if pull >= 2:  # at 2 exactly, the steps of an even number cancel and Σρ = 0
+    if (
+        pull >= 2 and training.optimizer == "sgd"
+    ):  # at 2 exactly, the steps of an even number cancel and Σρ = 0
         raise UsageError(
             f"expected (lambda + weight decay) × lr below 2, found {pull:g}: such training does not "
             "converge, so one of the three is wrong"
         )
     if training.scheme not in SCHEMES:
         raise UsageError(f"expected a scheme among {', '.join(SCHEMES)}, found {training.scheme!r}")
+
+
+def _check_optimizer(training: LocalTraining) -> None:
+    """Refuse what torch.optim.Adam refuses, and what it doesn't have."""
+    if training.optimizer not in OPTIMIZERS:
+        raise UsageError(
+            f"expected an optimizer among {', '.join(OPTIMIZERS)}, found {training.optimizer!r}: updates of "
+            "others can't be replayed here"
+        )
+    if training.optimizer == "sgd":
+        return
+    if training.momentum or training.dampening or training.nesterov:
+        raise UsageError(
+            f"expected no momentum, dampening or Nesterov with {training.optimizer}, which has --beta1 "
+            "instead: leave them out"
+        )
+    if training.scheme not in ("fedavg", "fedprox"):
+        raise UsageError(
+            f"expected the scheme fedavg or fedprox with {training.optimizer}, found {training.scheme}, "
+            "whose corrections are made for SGD"
+        )
+    for name, beta in (("beta1", training.beta1), ("beta2", training.beta2)):
+        if not 0 <= beta < 1:
+            raise UsageError(f"expected {name} in [0, 1), found {beta}: correct --{name}")
+    if not 0 < training.eps < np.inf:
+        raise UsageError(f"expected eps above 0, found {training.eps}: correct --eps")
 
 
 def impulse_response(training: LocalTraining) -> FloatArray:

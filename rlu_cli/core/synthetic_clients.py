@@ -21,12 +21,33 @@ _SPARSEST, _FULLEST = 0.1, 3.0
 """Dirichlet concentrations of the class mixes, from a few classes a client to nearly all alike."""
 
 
-def update_features(gradient: Head, head: Head) -> FloatArray:
+@dataclass(frozen=True)
+class FeatureNoise:
+    """Known noise on the gradient that features are made of.
+
+    std : standard deviation on each element of ∇b and of ∇W
+    weight : W, shape (N, L)
+    along : a direction of the embedding, shape (L,), along which the weight is looked at besides
+    """
+
+    std: float
+    weight: FloatArray
+    along: FloatArray
+
+    @property
+    def rows(self) -> FloatArray:
+        """What the weight's gradient is multiplied with, shape (N + 1, L)."""
+        return np.vstack((self.weight, self.along))
+
+
+def update_features(gradient: Head, head: Head, noise: FeatureNoise | None = None) -> FloatArray:
     """What is looked at of an update, shape (N + N²,): its bias, and its weight along the head's own rows.
 
         −∇b = (1/B) Σ_i r_i,     −∇W Wᵀ = (1/B) Σ_i r_i ⊗ W e_i,     r = onehot(y) − softmax(W e + b)
 
     Both follow from the samples' labels and logits alone, so single auxiliary logits say what they would be.
+    Where there is known noise, −∇W v with v along the mean embedding is looked at as well, shape
+    (N + N(N + 1),), and what noise adds along (1, …, 1) is taken away.
 
     Parameters
     ----------
@@ -34,7 +55,11 @@ def update_features(gradient: Head, head: Head) -> FloatArray:
     head : W and b
     """
     assert gradient.bias is not None
-    return np.concatenate((-gradient.bias, (-gradient.weight @ head.weight.T).ravel()))
+    if noise is None:
+        return np.concatenate((-gradient.bias, (-gradient.weight @ head.weight.T).ravel()))
+    by_class = np.column_stack((-gradient.bias, -gradient.weight @ noise.rows.T))
+    by_class -= by_class.mean(axis=0)
+    return np.concatenate((by_class[:, 0], by_class[:, 1:].ravel()))
 
 
 @dataclass(frozen=True)
@@ -63,9 +88,18 @@ class ClientSimulator:
     samples : logits, shape (M, N), and labels of the auxiliary samples, some of every class
     bias : b, shape (N,): features take the logits without it
     total : samples of a client
+    noise : to be drawn for each client as well; ``samples`` have embeddings then
     """
 
-    def __init__(self, samples: Activations, bias: FloatArray, total: int, *, seed: int) -> None:
+    def __init__(
+        self,
+        samples: Activations,
+        bias: FloatArray,
+        total: int,
+        *,
+        seed: int,
+        noise: FeatureNoise | None = None,
+    ) -> None:
         self.total = total
         self.num_classes = N = samples.logits.shape[1]
         self._seed, self._groups = seed, 0
@@ -74,29 +108,50 @@ class ClientSimulator:
         order = np.argsort(samples.labels, kind="stable")
         self._ends = np.cumsum(np.bincount(samples.labels, minlength=N))
         plain = samples.logits[order].astype(np.float64) - bias
-        noise = np.empty((N, _NOISES, N), dtype=np.float32)
+        self._known: FeatureNoise | None = noise
+        if noise is not None:
+            assert samples.embeddings is not None
+            plain = np.column_stack((plain, samples.embeddings[order].astype(np.float64) @ noise.along))
+            # RᵀR = σ² times the rows' products
+            root: FloatArray = np.linalg.qr(noise.std * noise.rows.T, mode="r")  # type: ignore[assignment]
+            self._root = torch.from_numpy(root.astype(np.float32))
+        self._width = P = plain.shape[1]
+        smooth = np.empty((N, _NOISES, P), dtype=np.float32)
         for n, rows in enumerate(np.split(plain, self._ends[:-1])):
             spread = (rows - rows.mean(axis=0)) / np.sqrt(max(len(rows) - 1, 1))
-            noise[n] = bandwidth(len(rows), N) * rng.standard_normal((_NOISES, len(rows))) @ spread
+            smooth[n] = bandwidth(len(rows), P) * rng.standard_normal((_NOISES, len(rows))) @ spread
         self._plain = torch.from_numpy(plain.astype(np.float32))
-        self._noise = torch.from_numpy(noise.reshape(N * _NOISES, N))
+        self._noise = torch.from_numpy(smooth.reshape(N * _NOISES, P))
 
     def draw(self, clients: int) -> SyntheticClients:
         """So many new clients, each group of them by random numbers of its own."""
         N = self.num_classes
         counts = np.empty((clients, N), dtype=np.int64)
-        features = torch.empty(clients, N + N * N)
+        features = torch.empty(clients, N + N * self._width)
         drawn = self._groups
 
         def draw_group(first: int) -> None:
             group = slice(first, min(first + _TOGETHER, clients))
             rng = np.random.default_rng((self._seed, 1 + drawn + first // _TOGETHER))
             counts[group] = rng.multinomial(self.total, draw_mixes(group.stop - first, N, rng))
-            features[group] = self._features(counts[group], rng)
+            features[group] = self._noisy(self._features(counts[group], rng), rng)
 
         for_each(draw_group, range(0, clients, _TOGETHER))
         self._groups += -(-clients // _TOGETHER)
         return SyntheticClients(counts, features)
+
+    def _noisy(self, features: Tensor, rng: np.random.Generator) -> Tensor:
+        """With known noise, where there is any, less its share along (1, …, 1)."""
+        if self._known is None:
+            return features
+        N, clients = self.num_classes, len(features)
+        bias, weight = features[:, :N], features[:, N:].view(clients, N, self._width)
+        drawn = rng.standard_normal((clients, N, 1 + self._root.shape[0]), dtype=np.float32)
+        noise = torch.from_numpy(drawn)
+        bias = bias + self._known.std * noise[:, :, 0]
+        weight = weight + noise[:, :, 1:] @ self._root
+        bias, weight = bias - bias.mean(dim=1, keepdim=True), weight - weight.mean(dim=1, keepdim=True)
+        return torch.cat((bias, weight.flatten(1)), dim=1)
 
     def _features(self, counts: IntArray, rng: np.random.Generator) -> Tensor:
         """Of the updates of a group of clients with these counts, by class and not by client."""
@@ -130,13 +185,13 @@ def sample_features(plain: Tensor, bias: Tensor, labels: Tensor, clients: int) -
 
     Parameters
     ----------
-    plain : logits without bias, shape (clients · B, N)
+    plain : logits without bias, shape (clients · B, N), with more columns for more views of the weight
     bias : shape (N,)
     labels : shape (clients · B,)
     """
     N = len(bias)
-    residual = -torch.softmax(plain + bias, dim=1)
+    residual = -torch.softmax(plain[:, :N] + bias, dim=1)
     residual[torch.arange(len(labels)), labels] += 1.0
-    residual, plain = residual.view(clients, -1, N), plain.view(clients, -1, N)
+    residual, plain = residual.view(clients, -1, N), plain.view(clients, -1, plain.shape[1])
     along = residual.transpose(1, 2) @ plain / residual.shape[1]
-    return torch.cat((residual.mean(dim=1), along.reshape(clients, N * N)), dim=1)
+    return torch.cat((residual.mean(dim=1), along.flatten(1)), dim=1)

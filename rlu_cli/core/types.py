@@ -7,6 +7,7 @@ Symbols, as everywhere in this package: N classes, L embedding size, m local ste
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -155,6 +156,8 @@ class LocalTraining:
     momentum, dampening, nesterov, weight_decay : as in torch.optim.SGD
     prox : λ of the proximal pull λ (θ − θ_global): FedProx, FedDyn, FedDC
     scheme : fedavg, fedprox, scaffold, feddyn or feddc
+    optimizer : sgd, adam or adamw
+    beta1, beta2, eps : as in torch.optim.Adam
     """
 
     steps: int
@@ -168,6 +171,10 @@ class LocalTraining:
     weight_decay: float = 0.0
     prox: float = 0.0
     scheme: str = "fedavg"
+    optimizer: str = "sgd"
+    beta1: float = 0.9
+    beta2: float = 0.999
+    eps: float = 1e-8
 
     @property
     def samples(self) -> int:
@@ -189,6 +196,10 @@ class Observation:
     rounding : norm of the error that storing the weights in a type coarser than float32 left in Δb (in ΔW
         for a head without bias), 0 where there is none
     residuals : single samples' residuals along the client's way, for the methods that ask for them
+    noise_std : standard deviation of the Gaussian noise that is known to lie on each parameter's update
+    replayed_update : from proportions z, shape (N,), and the number of a draw to ΔW and Δb of a replayed
+        training on such a mix, None where it diverges; for the methods that ask for it
+    scaled : whether the update was scaled down by an unknown factor; then there are no bounds
     progress : told how far the methods are that take seconds
     """
 
@@ -199,6 +210,9 @@ class Observation:
     end: ModelStatistics | None = None
     constant_gradient: Head | None = None
     rounding: float = 0.0
+    noise_std: float = 0.0
+    replayed_update: Callable[[FloatArray, int], Head | None] | None = None
+    scaled: bool = False
     residuals: ResidualPath | None = None
     samples: int = 10_000
     search_iterations: int = 0

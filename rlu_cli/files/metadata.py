@@ -27,6 +27,11 @@ TRAINING_KEYS = (
     "fl.nesterov",
     "fl.weight_decay",
     "fl.lambda",
+    "fl.beta1",
+    "fl.beta2",
+    "fl.eps",
+    "fl.noise_std",
+    "fl.clip",
 )
 MODEL_KEYS = ("fl.arch", "fl.normalize", "fl.image_size", "fl.class_names")
 ROUND_KEYS = ("fl.round", "fl.client", "fl.update")

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.optim.adam import adam
 from torch.optim.sgd import sgd
 
 from rlu_cli.core.schemes import step_rates
@@ -28,7 +29,8 @@ def local_training(
 
     λ = ``training.prox`` is the proximal pull of FedProx, FedDyn and FedDC; ``constant`` is k by
     parameter name: Scaffold's c − c_k, FedDyn's −∇L_k, FedDC's λ d_k + (Δ_k − Δ)/(η m). Everything else
-    is torch.optim.SGD, by its functional form: the class would load torch's compiler, which takes a second.
+    is torch.optim.SGD, Adam or AdamW, by its functional form: the class would load torch's compiler, which
+    takes a second.
 
     Parameters
     ----------
@@ -39,6 +41,7 @@ def local_training(
     names, parameters = zip(*trained, strict=True)
     rates = step_rates(training)
     momenta: list[Tensor | None] = [None] * len(parameters)
+    moments = _AdamMoments(parameters) if training.optimizer != "sgd" else None
     anchors = [p.detach().clone() for p in parameters] if training.prox else None
     constants = [constant[name] for name in names] if constant else None
     loss_function = nn.CrossEntropyLoss()
@@ -51,6 +54,9 @@ def local_training(
                 torch._foreach_add_(grads, torch._foreach_sub(parameters, anchors), alpha=training.prox)
             if constants is not None:
                 torch._foreach_add_(grads, constants)
+            if moments is not None:
+                moments.step(grads, float(rate), training)
+                continue
             sgd(
                 list(parameters),
                 grads,
@@ -62,6 +68,37 @@ def local_training(
                 weight_decay=training.weight_decay,
                 maximize=False,
             )
+
+
+class _AdamMoments:
+    """What Adam remembers of the gradients of these parameters."""
+
+    def __init__(self, parameters: Sequence[Tensor]) -> None:
+        self._parameters = list(parameters)
+        self._means = [torch.zeros_like(p) for p in parameters]
+        self._squares = [torch.zeros_like(p) for p in parameters]
+        self._steps = [torch.tensor(0.0) for _ in parameters]
+
+    def step(self, gradients: list[Tensor], rate: float, training: LocalTraining) -> None:
+        """One step; adamw shrinks the parameters by themselves, adam through their gradients."""
+        decoupled = training.optimizer == "adamw"
+        if decoupled and training.weight_decay:
+            torch._foreach_mul_(self._parameters, 1 - rate * training.weight_decay)
+        adam(
+            self._parameters,
+            gradients,
+            self._means,
+            self._squares,
+            [],
+            self._steps,
+            amsgrad=False,
+            beta1=training.beta1,
+            beta2=training.beta2,
+            lr=rate,
+            weight_decay=0.0 if decoupled else training.weight_decay,
+            eps=training.eps,
+            maximize=False,
+        )
 
 
 def step_indices(

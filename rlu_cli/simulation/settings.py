@@ -42,9 +42,13 @@ def training_annotations(
     """What the checkpoint of a client with ``size`` samples says of its training."""
     epochs, options = simulation.training.epochs, simulation.options
     rates = training.lr if isinstance(training.lr, tuple) else (training.lr,)
+    adaptive = training.optimizer != "sgd"
     values: dict[str, object] = {
         "scheme": training.scheme,
-        "optimizer": "sgd",
+        "optimizer": training.optimizer,
+        "beta1": training.beta1 if adaptive else None,
+        "beta2": training.beta2 if adaptive else None,
+        "eps": training.eps if adaptive else None,
         "lr": ",".join(repr(rate) for rate in rates),
         "batch_size": training.batch_size,
         "steps": None if epochs is not None else training.steps,

@@ -18,6 +18,7 @@ from rlu_cli.core.methods.regression import REGRESSION
 from rlu_cli.core.methods.replay import REPLAY
 from rlu_cli.core.methods.rlg import RLG
 from rlu_cli.core.methods.rlu import RLU
+from rlu_cli.core.methods.surrogate import SURROGATE
 from rlu_cli.core.methods.zlg import ZLG
 from rlu_cli.core.methods.zlg_plus import ZLG_PLUS
 from rlu_cli.errors import UsageError
@@ -29,6 +30,7 @@ METHODS: dict[str, Method] = {
         GLS,
         REGRESSION,
         REPLAY,
+        SURROGATE,
         IDLG,
         GRADINVERSION,
         RLG,

@@ -9,6 +9,7 @@ from rlu_cli.core.methods.regression import out_of_scope as no_regression
 from rlu_cli.core.methods.replay import REPLAY
 from rlu_cli.core.methods.replay import out_of_scope as no_replays
 from rlu_cli.core.methods.rlu import RLU
+from rlu_cli.core.methods.surrogate import SURROGATE
 from rlu_cli.core.residuals import MOST_CLASSES, ResidualMoments
 from rlu_cli.core.types import LocalTraining
 
@@ -46,6 +47,8 @@ def best_method(
     has_samples : whether the samples' own logits are known too
     can_replay : whether the client's training can be replayed, which several steps need, within seconds
     """
+    if training.optimizer != "sgd":
+        return SURROGATE
     if residuals is None or not has_bias:
         return RLU
     counts = residuals.counts

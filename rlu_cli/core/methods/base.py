@@ -11,6 +11,7 @@ import numpy as np
 from rlu_cli.core.path import PathSolution, solve_on_path
 from rlu_cli.core.simplex import SimplexSolution
 from rlu_cli.core.types import Estimate, FloatArray, Head, LocalTraining, Note, Observation
+from rlu_cli.errors import UsageError
 
 
 @dataclass(frozen=True)
@@ -76,6 +77,8 @@ class Method:
     uses_auxiliary : whether the counts depend on the auxiliary data
     needs_residuals : whether it wants single samples' residuals (`Observation.residuals`)
     needs_samples : whether it wants the samples themselves beside them (`ResidualPath.samples`)
+    needs_update_replays : whether it wants replayed updates (`Observation.replayed_update`)
+    any_optimizer : whether it reads updates of optimisers that aren't linear in the gradients
     """
 
     name: str
@@ -88,6 +91,22 @@ class Method:
     uses_auxiliary: bool = False
     needs_residuals: bool = False
     needs_samples: bool = False
+    needs_update_replays: bool = False
+    any_optimizer: bool = False
+
+
+def check_optimizer(method: Method, training: LocalTraining) -> None:
+    """Refuse a method that takes the update for a sum of gradients where the optimiser makes it another.
+
+    Raises
+    ------
+    UsageError
+    """
+    if training.optimizer != "sgd" and not method.any_optimizer:
+        raise UsageError(
+            f"expected the optimizer sgd, whose updates are sums of gradients, which {method.name} works on, "
+            f"found {training.optimizer}: choose --method surrogate or auto"
+        )
 
 
 def never(training: LocalTraining) -> bool:

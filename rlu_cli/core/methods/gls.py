@@ -10,11 +10,12 @@ import numpy as np
 import torch
 
 from rlu_cli.core.methods.base import Capabilities, Method, Problem, solution_notes
+from rlu_cli.core.noise import observed_views
 from rlu_cli.core.progress import Progress
 from rlu_cli.core.residuals import Replay, ResidualMoments
 from rlu_cli.core.schemes import batch_variance, impulse_response
 from rlu_cli.core.simplex import SimplexSolution, SimplexSolver, simplex_least_squares
-from rlu_cli.core.types import Estimate, FloatArray, LocalTraining
+from rlu_cli.core.types import Estimate, FloatArray, IntArray, LocalTraining
 
 _SWEEPS = 4
 """Alternations of weights and solution; the weights settle in two or three."""
@@ -43,16 +44,25 @@ class ResidualModel:
     """u = mean z + ε, ε ~ N(0, covariance(z)), in the N − 1 directions that the residuals have.
 
     parts : mean, factor and weight of each model on the client's way that the moments come from
+    noise : standard deviation of the known noise on each view of the update, see `observed_views`
     """
 
     parts: Sequence[tuple[float, ResidualMoments]]
     training: LocalTraining
     replays: bool = False
+    noise: tuple[float, ...] = (0.0,)
+
+    @cached_property
+    def _kept(self) -> IntArray:
+        """The columns of the moments without the last class of each view."""
+        N = len(self.parts[0][1].counts)
+        return np.concatenate([view * N + np.arange(N - 1) for view in range(len(self.noise))])
 
     @cached_property
     def mean(self) -> FloatArray:
-        """E[r | class], shape (N − 1, N), one class a column."""
-        return np.asarray(sum(weight * part.mean for weight, part in self.parts).T[:-1])  # type: ignore[union-attr]
+        """E[r | class], shape (N − 1, N), one class a column; of two views 2(N − 1) rows."""
+        total = sum(weight * part.mean for weight, part in self.parts)
+        return np.asarray(total.T[self._kept])  # type: ignore[union-attr]
 
     @cached_property
     def _sampling(self) -> tuple[float, float]:
@@ -71,24 +81,30 @@ class ResidualModel:
         of unequal weight see unequal mixes: v = Σ_τ (ρ^τ/Σρ − 1/m)²/B, zero for plain SGD. Moments from two
         ends leave the place between them uncertain: d = (M_end − M_start) z, σ_α = 0.1. For R replays this
         last term is (1 + 1/R) times the covariance of their M z, as the client's own way is one more.
+        Known noise of standard deviation σ adds σ² (I − 11ᵀ/N) to its view.
         """
         training, N = self.training, len(z)
         alike, uneven = self._sampling
         z = np.maximum(z, 1.0 / (2 * training.samples))
-        kept = np.zeros((N - 1, N - 1))
+        size = len(self._kept)
+        kept = np.zeros((size, size))
         for weight, part in self.parts:
             own = z * alike + z**2 / part.counts
             scale = weight * ((1 - _POOLED) * own + _POOLED * own.mean())
-            rows = (part.factor[:, :, :-1] * np.sqrt(scale)[:, None, None]).reshape(-1, N - 1)
+            rows = (part.factor[:, :, self._kept] * np.sqrt(scale)[:, None, None]).reshape(-1, size)
             kept += rows.T @ rows
         M = self.mean
-        ways = np.stack([part.mean.T[:-1] @ z for _, part in self.parts])
+        ways = np.stack([part.mean.T[self._kept] @ z for _, part in self.parts])
         if self.replays and len(ways) > 1:
-            kept += (1 + 1 / len(ways)) * np.cov(ways.T)
+            apart = np.cov(ways.T)
+            if any(self.noise):
+                apart = 0.5 * apart + 0.5 * float(np.trace(apart) / np.trace(kept)) * kept
+            kept += (1 + 1 / len(ways)) * apart
         elif len(ways) == 2:
             kept += _ASTRAY**2 * np.outer(ways[1] - ways[0], ways[1] - ways[0])
         kept += uneven * ((M * z) @ M.T - np.outer(M @ z, M @ z))
-        return kept + max(_FLOOR * float(np.trace(kept)) / (N - 1), 1e-16) * np.eye(N - 1)
+        kept += max(_FLOOR * float(np.trace(kept)) / size, 1e-16) * np.eye(size)
+        return kept + np.kron(np.diag(np.square(self.noise)), np.eye(N - 1) - 1.0 / N)
 
 
 def solve(problem: Problem) -> Estimate:
@@ -113,21 +129,26 @@ def solve(problem: Problem) -> Estimate:
     """
     path = problem.observation.residuals
     assert path is not None
-    training, u = problem.observation.training, problem.u[:-1]
+    training = problem.observation.training
+    u, noise = observed_views(problem.observation, problem.u, problem.gradient)
     parts: Sequence[tuple[float, ResidualMoments]] = [(1.0, path.start)]
     if path.end is not None:
         position = problem.path.position
         parts = [(1 - position, path.start), (position, path.end)]
-    found = fit(ResidualModel(parts, training), u)
+    found = fit(ResidualModel(parts, training, noise=noise), u)
     replayed: list[ResidualMoments] = []
     if path.replay is not None and training.steps > 1:
         first = path.replay(found.solution.z, 0)
         if first is not None:
-            found = fit(ResidualModel([(1.0, first)], training), u)
+            found = fit(ResidualModel([(1.0, first)], training, noise=noise), u)
             z = found.solution.z
-            replayed = list(_replayed(path.replay, z, problem.observation.progress))
+            mixes = [z] * _REPLAYS
+            if any(noise):
+                mixes = list(solutions_of_like_updates(found, seed=problem.observation.seed)[:_REPLAYS])
+            replayed = list(_replayed(path.replay, mixes, problem.observation.progress))
     if replayed:
-        found = fit(ResidualModel([(1 / len(replayed), m) for m in replayed], training, replays=True), u)
+        mean = [(1 / len(replayed), m) for m in replayed]
+        found = fit(ResidualModel(mean, training, replays=True, noise=noise), u)
     total, solution = training.samples, found.solution
     low = high = presence = None
     if training.steps <= BOUNDED_STEPS:
@@ -152,10 +173,10 @@ def solve(problem: Problem) -> Estimate:
     )
 
 
-def _replayed(replay: Replay, z: FloatArray, progress: Progress) -> Iterator[ResidualMoments]:
-    """Moments along the replays of the last solution; without those that diverge."""
-    for draw in range(1, 1 + _REPLAYS):
-        progress(draw, 1 + _REPLAYS)  # the first has corrected the mix
+def _replayed(replay: Replay, mixes: Sequence[FloatArray], progress: Progress) -> Iterator[ResidualMoments]:
+    """Moments along replays of these mixes; without those that diverge."""
+    for draw, z in enumerate(mixes, start=1):
+        progress(draw, 1 + len(mixes))  # the first has corrected the mix
         found = replay(z, draw)
         if found is not None:
             yield found
@@ -165,7 +186,7 @@ def _replayed(replay: Replay, z: FloatArray, progress: Progress) -> Iterator[Res
 class Fit:
     """The proportions that explain u best under an error model.
 
-    design : Σ^(−1/2) M, shape (N − 1, N)
+    design : Σ^(−1/2) M, shape (N − 1, N) a view
     chi_squared : (u − M z)ᵀ Σ⁻¹ (u − M z)
     freedom : equations less the proportions that are not zero, their sum being known
     """
@@ -178,7 +199,7 @@ class Fit:
 
 
 def fit(model: ResidualModel, u: FloatArray) -> Fit:
-    """The generalised least-squares proportions for u, shape (N − 1,)."""
+    """The generalised least-squares proportions for u, shape (N − 1,) a view."""
     M = model.mean
     z = np.full(M.shape[1], 1.0 / M.shape[1])
     for _ in range(_SWEEPS):

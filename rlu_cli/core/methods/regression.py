@@ -11,11 +11,12 @@ import torch
 from rlu_cli.core.methods.base import Capabilities, Method, Problem
 from rlu_cli.core.methods.gls import GLS, ResidualModel, fit
 from rlu_cli.core.methods.gls import solve as solve_by_gls
+from rlu_cli.core.noise import normalised_noise
 from rlu_cli.core.parallel import one_thread
 from rlu_cli.core.progress import Progress, ignore
 from rlu_cli.core.regressor import Prediction, Regressor
 from rlu_cli.core.residuals import ResidualMoments
-from rlu_cli.core.synthetic_clients import ClientSimulator, SyntheticClients, update_features
+from rlu_cli.core.synthetic_clients import ClientSimulator, FeatureNoise, SyntheticClients, update_features
 from rlu_cli.core.types import (
     Activations,
     Estimate,
@@ -78,7 +79,7 @@ def solve(problem: Problem) -> Estimate:
     network learns z, its 2.5 % and 97.5 % quantiles and the presence of each class from f (`Regressor`).
     Clients held out widen the bounds until 95 % of the rounded ones hold, and decide by their errors between
     the network and `gls`, which is exact where residuals don't vary within a class. An update far outside
-    of all that were simulated gets the answer of `gls` too.
+    of all that were simulated gets the answer of `gls` too. Known noise is drawn for the simulated clients.
 
     Assumptions: one step, or else the answer is that of `gls`; auxiliary samples like the client's.
     Uses ΔW, Δb and single auxiliary samples' logits.
@@ -90,10 +91,14 @@ def solve(problem: Problem) -> Estimate:
     why = out_of_scope(path.start.counts, observation.training)
     if path.samples is None and why is None:
         why = "single auxiliary samples' logits are unknown, and regression simulates clients from them"
+    if observation.noise_std and path.along is None and why is None:
+        why = "the update has noise, and single auxiliary samples' embeddings are unknown"
     if path.samples is None or why is not None:
         return _by_gls(problem, Note("regression-not-fitted", f"{why}: the counts are those of gls"))
-    regression = _regression(problem, path.samples, path.start)
-    features = torch.from_numpy(update_features(problem.gradient, observation.head).astype(np.float32))[None]
+    noise = _known_noise(problem)
+    regression = _regression(problem, path.samples, path.start, noise)
+    seen = update_features(problem.gradient, observation.head, noise)
+    features = torch.from_numpy(seen.astype(np.float32))[None]
     strangeness = float(regression.regressor.strangeness(features)[0])
     found = {
         "regression_error": regression.errors[0],
@@ -157,17 +162,27 @@ def _by_gls(problem: Problem, *notes: Note, **found: float) -> Estimate:
     )
 
 
-def _regression(problem: Problem, samples: Activations, moments: ResidualMoments) -> Regression:
+def _known_noise(problem: Problem) -> FeatureNoise | None:
+    observation = problem.observation
+    path, std = observation.residuals, normalised_noise(observation)
+    if std == 0.0 or path is None or path.along is None:
+        return None
+    return FeatureNoise(std, observation.head.weight, path.along)
+
+
+def _regression(
+    problem: Problem, samples: Activations, moments: ResidualMoments, noise: FeatureNoise | None
+) -> Regression:
     """The global model's, fitted once for all clients with as many samples."""
     observation = problem.observation
     assert observation.head.bias is not None
-    key = (problem.total, observation.samples, observation.seed)
+    key = (problem.total, observation.samples, observation.seed, normalised_noise(observation))
     known = _fitted.setdefault(observation.start, {})
     if key not in known:
         clients = _CLIENTS * observation.samples
         bias, seed, progress = observation.head.bias, observation.seed, observation.progress
         known[key] = fit_regression(
-            samples, moments, bias, problem.total, clients=clients, seed=seed, progress=progress
+            samples, moments, bias, problem.total, clients=clients, seed=seed, noise=noise, progress=progress
         )
     return known[key]
 
@@ -180,6 +195,7 @@ def fit_regression(
     *,
     clients: int,
     seed: int,
+    noise: FeatureNoise | None = None,
     progress: Progress = ignore,
 ) -> Regression:
     """A regressor for clients with so many samples, with its errors and those of `gls`.
@@ -191,16 +207,21 @@ def fit_regression(
     bias : the global head's b
     total : samples of a client
     clients : to fit to, at most
+    noise : that the clients' updates have; ``moments`` are of both views then
     progress : told of the network's steps
     """
     N = len(bias)
-    simulator = ClientSimulator(samples, bias, total, seed=seed)
+    simulator = ClientSimulator(samples, bias, total, seed=seed, noise=noise)
     clients = min(clients, _ROWS // total, _NUMBERS // (N + N * N))
     regressor = Regressor(simulator.draw(clients), seed=seed, progress=progress)
     others = simulator.draw(_HELD_OUT)
     proportions = others.counts[:_COMPARED] / total
-    model = ResidualModel([(1.0, moments)], LocalTraining(1, total, 1.0))
-    updates = others.features[:_COMPARED, : N - 1].double().numpy()
+    known = (0.0,) if noise is None else (noise.std, noise.std * float(np.linalg.norm(noise.along)))
+    model = ResidualModel([(1.0, moments)], LocalTraining(1, total, 1.0), noise=known)
+    views = others.features[:_COMPARED].double().numpy()
+    updates = views[:, : N - 1]
+    if noise is not None:
+        updates = np.concatenate((updates, views[:, N:].reshape(len(views), N, -1)[:, :-1, -1]), axis=1)
     with one_thread():  # many small systems
         prediction = regressor(others.features)
         by_gls = np.stack([fit(model, u).solution.z for u in updates])

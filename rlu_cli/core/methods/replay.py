@@ -28,10 +28,10 @@ def solve(problem: Problem) -> Estimate:
         √z ≈ a linear function of f,     f = (Δb, E[q_local − q_global | class])
 
     Over many steps a model adapts to the client's mix, and gradients say ever less of it; what the client has
-    taught the whole network says more. 100 clients are made up: a mix z drawn at random, samples drawn from a
-    random half of the auxiliary ones, and the client's own training on them from the global model on. f is
-    the change of the head's bias and of each class's mean logits, seen on the other half. √z makes the errors
-    of rare and frequent classes alike. The penalty is the one that predicts left-out clients best.
+    taught the whole network says more. 100 clients are made up: a mix z drawn at random, auxiliary samples
+    drawn by it, weighted anew for each client, and the client's own training on them from the global model
+    on. f is the change of the head's bias and of each class's mean logits. √z makes the errors of rare and
+    frequent classes alike. The penalty is the one that predicts left-out clients best.
 
     Bounds are the 2.5 % and 97.5 % quantiles of the left-out errors among the 200 predictions (of any client
     and class) nearest to this one; presence is the share of them with any sample.

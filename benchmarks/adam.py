@@ -1,0 +1,118 @@
+"""Clients that train by Adam or AdamW: method surrogate against a uniform guess.
+
+    python benchmarks/adam.py --seeds 3      (about 15 minutes on one core)
+
+Real training: LeNet-5, Fashion-MNIST, 5 clients a round, Dirichlet 0.5, batch 32, 100 auxiliary images
+a class. Prints Markdown and writes every client's scores to results/adam.ndjson.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+from common import NORMALIZATION, lenet_at_accuracy, machine, markdown, mean_sd
+
+from rlu_cli.audit.auditor import Auditor
+from rlu_cli.audit.options import RunOptions, SimulationOptions, StepOptions, TrainingOptions
+from rlu_cli.core.metrics import score_counts, uniform_counts
+from rlu_cli.images import ImageSet
+from rlu_cli.images.datasets import open_dataset
+from rlu_cli.simulation.archive import AUX, read_truth_lines, round_folder
+from rlu_cli.simulation.run import Simulator
+from rlu_cli.simulation.settings import Simulation
+
+FEW = 3000
+"""Images in all where clients run epochs: of those, clients have about 100 each."""
+
+ADAM: dict[str, Any] = {"optimizer": "adam", "lr": "0.001"}
+ADAMW: dict[str, Any] = {"optimizer": "adamw", "lr": "0.001", "weight_decay": 0.01}
+REGIMES: dict[str, tuple[float, dict[str, Any]]] = {
+    "untrained, Adam, m = 1": (0.0, {**ADAM, "steps": 1}),
+    "untrained, Adam, m = 10": (0.0, {**ADAM, "steps": 10}),
+    "untrained, AdamW, m = 10": (0.0, {**ADAMW, "steps": 10}),
+    "untrained, Adam, 5 epochs": (0.0, {**ADAM, "epochs": 5}),
+    "27 %, Adam, m = 1": (0.27, {**ADAM, "steps": 1}),
+    "27 %, Adam, m = 10": (0.27, {**ADAM, "steps": 10}),
+    "80 %, Adam, m = 10": (0.8, {**ADAM, "steps": 10}),
+}
+
+Row = dict[str, Any]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--first-seed", type=int, default=0)
+    parser.add_argument("--only", action="append", choices=REGIMES, help="a regime; may be repeated")
+    parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "adam.ndjson")
+    arguments = parser.parse_args()
+    images = open_dataset("fashion-mnist")
+    rows: list[Row] = []
+    arguments.output.write_text("", encoding="utf-8")
+    for regime in arguments.only or REGIMES:
+        for seed in range(arguments.first_seed, arguments.first_seed + arguments.seeds):
+            found = list(measure(images, regime, seed))
+            rows += found
+            with arguments.output.open("a", encoding="utf-8") as handle:
+                handle.writelines(json.dumps(row, allow_nan=False) + "\n" for row in found)
+    print(f"{machine()}; {arguments.seeds} seeds × 5 clients, mean ± standard deviation over clients\n")
+    print(table(rows))
+
+
+def measure(images: ImageSet, regime: str, seed: int) -> Iterator[Row]:
+    """Scores of every client of one round."""
+    reached, options = REGIMES[regime]
+    start = lenet_at_accuracy(images, reached, seed=seed)
+    federation = SimulationOptions(rounds=1, clients=5)
+    if "epochs" in options:
+        rows = np.random.default_rng(seed).choice(len(images.labels), FEW, replace=False)
+        images = replace(images, pixels=images.pixels[rows], labels=images.labels[rows])
+        federation = replace(federation, clients=10, participation=0.5)
+    training = StepOptions(batch_size=32, **options)
+    simulation = Simulation("fashion-mnist", "lenet5", NORMALIZATION, seed, training, federation)
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder) / "archive"
+        for _ in Simulator(simulation, images, root, start=start).run():
+            pass
+        auditor = None
+        for line in read_truth_lines(root):
+            round_ = round_folder(root, line.round)
+            local = round_ / f"{line.client}.safetensors"
+            if auditor is None:
+                auditor = Auditor(round_ / "global.safetensors", [local], aux=root / AUX, run=RunOptions())
+            truth = np.array(line.counts)
+            began = perf_counter()
+            found = auditor.recover(local, TrainingOptions(), ["auto"]).recoveries[0]
+            yield {
+                "regime": regime,
+                "seed": seed,
+                "client": line.client,
+                "method": found.method,
+                "accuracy": line.accuracy,
+                "samples": found.total,
+                **score_counts(found.counts, truth).document(),
+                "uniform_iAcc": score_counts(uniform_counts(len(truth), found.total), truth).i_acc,
+                "seconds": perf_counter() - began,
+            }
+
+
+def table(rows: list[Row]) -> str:
+    """A line a regime."""
+    lines = []
+    for regime in dict.fromkeys(row["regime"] for row in rows):
+        own = [row for row in rows if row["regime"] == regime]
+        scores = (mean_sd(row[key] for row in own) for key in ("iAcc", "cAcc", "uniform_iAcc"))
+        lines.append((regime, str(len(own)), *scores, f"{np.median([row['seconds'] for row in own]):.0f}"))
+    return markdown(("model, training", "clients", "iAcc", "cAcc", "uniform iAcc", "seconds a client"), lines)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,231 @@
+"""What clipping, noise, sparsification and quantisation of updates leave of the counts, told and not told.
+
+    python benchmarks/defences.py --seeds 3 --first-seed 60      (about 20 minutes on one core)
+    python benchmarks/defences.py --seeds 1 --only noise --model "80 %"
+
+Real training: LeNet-5, Fashion-MNIST, Dirichlet 0.5, batch 32, lr 0.01, 100 auxiliary images a class, 10
+clients a round; with ten steps 4 of them, and one strength of each defence. Each client trains once, and its
+update is defended in every way. Prints Markdown; writes every client's scores to results/defences.ndjson.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import torch
+from common import NORMALIZATION, lenet_at_accuracy, machine, markdown, mean_sd
+from torch import Tensor
+
+from rlu_cli.audit.auditor import Auditor
+from rlu_cli.audit.options import RunOptions, SimulationOptions, StepOptions, TrainingOptions
+from rlu_cli.core.metrics import score_counts
+from rlu_cli.errors import MismatchError
+from rlu_cli.files.checkpoint import Checkpoint, read_checkpoint
+from rlu_cli.images import ImageSet
+from rlu_cli.images.datasets import open_dataset
+from rlu_cli.simulation.archive import AUX, read_truth_lines, round_folder, save_model
+from rlu_cli.simulation.defences import Defence
+from rlu_cli.simulation.run import Simulator
+from rlu_cli.simulation.settings import Simulation
+
+MODELS = {"untrained": 0.0, "27 %": 0.27, "80 %": 0.8}
+STEPS = (1, 10)
+DEFENCES: dict[str, dict[float, Defence]] = {
+    "none": {0: Defence()},
+    "noise": {sigma: Defence(noise_std=sigma) for sigma in (1e-4, 1e-3, 1e-2)},
+    "clip": {share: Defence(clip=share) for share in (0.7, 0.3)},
+    "quantize": {bits: Defence(quantize=int(bits)) for bits in (8, 4)},
+    "top-k": {share: Defence(top_k=share) for share in (0.3, 0.1, 0.01)},
+}
+"""By name and strength: σ, share of the update's norm that is left, bits, share of the values sent."""
+
+FEWER: dict[str, float] = {"none": 0, "noise": 1e-3, "clip": 0.3, "quantize": 4, "top-k": 0.1}
+FEW = 4
+"""What is measured of ten steps, whose replays take seconds: a strength of each, and clients a round."""
+
+KNOWN = ("noise", "clip")
+"""Defences that an auditor can be told of."""
+
+METHODS = ("rlu", "auto", "regression")
+
+Row = dict[str, Any]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--first-seed", type=int, default=0)
+    parser.add_argument("--only", action="append", choices=DEFENCES, help="a defence; may be repeated")
+    parser.add_argument("--model", action="append", choices=MODELS, help="may be repeated; default: all")
+    parser.add_argument("--steps", action="append", type=int, choices=STEPS, help="may be repeated")
+    parser.add_argument("--method", action="append", choices=METHODS, help="may be repeated; default: all")
+    parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "defences.ndjson")
+    arguments = parser.parse_args()
+    images = open_dataset("fashion-mnist")
+    rows: list[Row] = []
+    arguments.output.write_text("", encoding="utf-8")
+    for model in arguments.model or MODELS:
+        for steps in arguments.steps or STEPS:
+            for seed in range(arguments.first_seed, arguments.first_seed + arguments.seeds):
+                found = list(
+                    measure(
+                        images,
+                        model,
+                        steps,
+                        seed,
+                        defences=arguments.only or list(DEFENCES),
+                        methods=arguments.method or METHODS,
+                    )
+                )
+                rows += found
+                with arguments.output.open("a", encoding="utf-8") as handle:
+                    handle.writelines(json.dumps(row, allow_nan=False) + "\n" for row in found)
+    print(f"{machine()}; {arguments.seeds} seeds, mean ± standard deviation over clients\n")
+    print(table(rows))
+
+
+def measure(
+    images: ImageSet, model: str, steps: int, seed: int, *, defences: Sequence[str], methods: Sequence[str]
+) -> Iterator[Row]:
+    """Scores of every client of one round, under every defence, told of it and not, by each method."""
+    start = lenet_at_accuracy(images, MODELS[model], seed=seed)
+    training = StepOptions(lr="0.01", batch_size=32, steps=steps)
+    federation = SimulationOptions(rounds=1)
+    simulation = Simulation("fashion-mnist", "lenet5", NORMALIZATION, seed, training, federation)
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder) / "archive"
+        for _ in Simulator(simulation, images, root, start=start).run():
+            pass
+        round_ = round_folder(root, 1)
+        reference = read_checkpoint(round_ / "global.safetensors")
+        auditor = None
+        for index, line in enumerate(read_truth_lines(root)):
+            sent = read_checkpoint(round_ / f"{line.client}.safetensors")
+            if auditor is None:
+                auditor = Auditor(reference.path, [sent.path], aux=root / AUX, run=RunOptions())
+            truth = np.array(line.counts)
+            if steps > 1 and index >= FEW:
+                break
+            for name in defences:
+                for strength, defence in DEFENCES[name].items():
+                    if steps > 1 and strength != FEWER[name]:
+                        continue
+                    for told in (False, True) if name in KNOWN else (False,):
+                        local = Path(folder) / "defended.safetensors"
+                        defend(sent, reference, local, defence, told=told, seed=1000 * seed + index)
+                        about = {
+                            "model": model,
+                            "steps": steps,
+                            "seed": seed,
+                            "client": line.client,
+                            "defence": name,
+                            "strength": strength,
+                            "told": told,
+                        }
+                        for method in methods:
+                            if method == "regression" and (steps > 1 or MODELS[model] < 0.5):
+                                continue  # it is gls then
+                            yield {**about, "method": method, **score(auditor, local, method, truth)}
+
+
+def defend(
+    sent: Checkpoint, reference: Checkpoint, path: Path, defence: Defence, *, told: bool, seed: int
+) -> None:
+    """Write what a client sends whose update is ``sent`` − ``reference``; a clip is a share of its norm."""
+    names = list(sent.tensors)
+    before = _flat(reference, names)
+    update = _flat(sent, names) - before
+    values = asdict(defence)
+    if defence.clip is not None:
+        values["clip"] = defence.clip * float(update.norm())
+    after = before + Defence(**values).apply(update, torch.Generator().manual_seed(seed))
+    parts = torch.split(after, [sent.tensors[name].numel() for name in names])
+    tensors = {name: part.reshape(sent.tensors[name].shape) for name, part in zip(names, parts, strict=True)}
+    known = {f"fl.{key}": str(values[key]) for key in ("noise_std", "clip") if told and values[key]}
+    save_model(path, tensors, {**sent.metadata, **known})
+
+
+def _flat(checkpoint: Checkpoint, names: Sequence[str]) -> Tensor:
+    return torch.cat([checkpoint.tensors[name].flatten() for name in names])
+
+
+def score(auditor: Auditor, local: Path, method: str, truth: Any) -> Row:
+    """One method on one file."""
+    began = perf_counter()
+    try:
+        client = auditor.recover(local, TrainingOptions(), [method])
+    except MismatchError:  # nothing was sent of the output layer, or not of its bias
+        return {"warnings": ["refused"]}
+    found = client.recoveries[0]
+    row = {
+        **score_counts(found.counts, truth).document(),
+        "seconds": perf_counter() - began,
+        "warnings": sorted({note.code for note in (*client.notes, *found.warnings)}),
+    }
+    if found.low is not None and found.high is not None:
+        row["covered"] = float(np.mean((found.low <= truth) & (truth <= found.high)))
+        row["width"] = float(np.mean(found.high - found.low)) / found.total
+    return row
+
+
+def table(rows: list[Row]) -> str:
+    """A line for each model, step count, defence and strength; bounds as coverage and mean width."""
+    lines = []
+    methods = [m for m in METHODS if any(row["method"] == m for row in rows)]
+    bounded = [m for m in methods if any("covered" in row for row in rows if row["method"] == m)]
+    keys = ("model", "steps", "defence", "strength", "told")
+    for key in dict.fromkeys(tuple(row[k] for k in keys) for row in rows):
+        own = [row for row in rows if tuple(row[k] for k in keys) == key]
+        by = {m: [row for row in own if row["method"] == m] for m in methods}
+        model, steps, defence, strength, told = key
+        lines.append(
+            (
+                model,
+                str(steps),
+                defence if defence == "none" else f"{defence} {strength:g}",
+                ("yes" if told else "no") if defence in KNOWN else "",
+                str(len(by[methods[0]])),
+                *(mean_of(by[m]) for m in methods),
+                *(bounds(by[m]) for m in bounded),
+                ", ".join(sorted({code for row in own for code in row["warnings"]})),
+            )
+        )
+    return markdown(
+        (
+            "model",
+            "m",
+            "defence",
+            "told",
+            "clients",
+            *(f"{m} iAcc" for m in methods),
+            *(f"{m} bounds hold, width" for m in bounded),
+            "warnings",
+        ),
+        lines,
+    )
+
+
+def mean_of(rows: list[Row]) -> str:
+    """Instance accuracy over the clients whose updates weren't refused."""
+    scores = [row["iAcc"] for row in rows if "iAcc" in row]
+    return mean_sd(scores) if scores else ""
+
+
+def bounds(rows: list[Row]) -> str:
+    """Share of the counts within their bounds, and the bounds' mean width as a share of all samples."""
+    with_bounds = [row for row in rows if "covered" in row]
+    if not with_bounds:
+        return ""
+    return ", ".join(f"{np.mean([row[k] for row in with_bounds]):.1%}" for k in ("covered", "width"))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,213 @@
+"""A local linear model of what training makes of label proportions, fitted to replayed training."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+from rlu_cli.core.methods.base import Capabilities, Method, Problem, never
+from rlu_cli.core.rounding import round_to_total
+from rlu_cli.core.schemes import step_rates
+from rlu_cli.core.simplex import SimplexSolution, simplex_least_squares
+from rlu_cli.core.types import Estimate, FloatArray, Head, LocalTraining, ModelStatistics
+from rlu_cli.errors import MismatchError
+
+_FIRST, _NEAR, _ROUNDS = 100, 30, 2
+"""Replays on mixes of every kind, which all clients of a round share, and on mixes near the estimate."""
+
+_SPARSEST, _FULLEST = 0.1, 3.0
+"""Dirichlet concentrations of the first mixes."""
+
+_CONCENTRATION, _SPREAD = 20.0, 0.15
+"""The later ones are Dirichlet's with 20 z + 0.15."""
+
+_WIDTHS = (np.inf, 0.5, 0.5, 0.5)
+_NEAR_WIDTHS = (0.25, 0.25, 0.25)
+"""Standard deviations of the weights of replays by the distance of their mixes from the estimate."""
+
+_DIRECTIONS = 3
+"""In which the classes' embeddings differ most, along which the weight is looked at beside their mean."""
+
+_FARTHEST = 1e6
+"""How many times larger than all replayed an update may be; beyond, its size means nothing."""
+
+_RIDGE = 1e-2
+_DIAGONAL = 0.5
+"""Share of the errors' covariance that is taken from its diagonal alone: it has as many rows as replays."""
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """Replayed clients.
+
+    proportions : shape (R, N)
+    features : of their updates, shape (R, F)
+    """
+
+    proportions: FloatArray
+    features: FloatArray
+
+    def and_(self, others: Replayed) -> Replayed:
+        """Both together."""
+        return Replayed(
+            np.concatenate((self.proportions, others.proportions)),
+            np.concatenate((self.features, others.features)),
+        )
+
+
+_banks: WeakKeyDictionary[ModelStatistics, dict[tuple[LocalTraining, int], Replayed]] = WeakKeyDictionary()
+"""The first replays of each global model, by how clients train and the seed."""
+
+
+def solve(problem: Problem) -> Estimate:
+    """Label proportions whose replayed training makes the update that the client sent.
+
+        f(z) ≈ a + J (z − z₀) near z₀,     min_z (f − a − J (z − z₀))ᵀ Σ⁻¹ (f − a − J (z − z₀)) on the simplex
+
+    f is Δb and ΔW along the mean embedding and three directions in which the classes' embeddings differ, over
+    the sum of the learning rates. Training on auxiliary samples, by the client's own optimiser, is replayed
+    on 100 mixes of every kind (Dirichlet, concentrations log-uniform from 0.1 to 3); a and J come from ridge
+    regression with weights exp(−‖z_r − z₀‖²/2w²), Σ from its residuals, and z₀ moves to the solution.
+    Twice, 30 replays near the estimate are added.
+
+    Nothing is asked of the optimiser but that it can be run, so this is the method for Adam, whose update
+    isn't linear in the gradients. It gives no bounds.
+
+    Assumptions: auxiliary samples like the client's; optimiser and step count known.
+    Uses ΔW, Δb, the auxiliary images and the network.
+    Source: local-linear regression on simulations (Beaumont et al. 2002), with the model turned round.
+    """
+    observation = problem.observation
+    replay = observation.replayed_update
+    assert replay is not None
+    means, _ = observation.start.embeddings_for("surrogate")
+    training, seed = observation.training, observation.seed
+    views = _views(means)
+    rate = float(step_rates(training).sum())
+    N, total = problem.num_classes, training.samples
+
+    def features(change: Head) -> FloatArray:
+        assert change.bias is not None
+        return np.concatenate((change.bias, (change.weight @ views).ravel())) / rate
+
+    known = _banks.setdefault(observation.start, {})
+    if (training, seed) not in known:
+        rng = np.random.default_rng(seed)
+        alphas = np.exp(rng.uniform(np.log(_SPARSEST), np.log(_FULLEST), _FIRST))
+        mixes = [_mix(rng, np.full(N, alpha)) for alpha in alphas]
+        known[training, seed] = _replayed(replay, features, mixes, total, first=0)
+    found = known[training, seed]
+    noise = np.full(N * (1 + views.shape[1]), observation.noise_std / rate)
+    largest = _FARTHEST * float(np.abs(found.features).max())
+    sent = np.clip(features(observation.update), -largest, largest)
+    z = np.full(N, 1.0 / N)
+    for width in _WIDTHS:
+        z = fit_near(found, sent, z, width=width, noise=noise).z
+    rng = np.random.default_rng((seed, 1))
+    for round_ in range(_ROUNDS):
+        mixes = [_mix(rng, _CONCENTRATION * z + _SPREAD) for _ in range(_NEAR)]
+        found = found.and_(_replayed(replay, features, mixes, total, first=_FIRST + round_ * _NEAR))
+        for width in _NEAR_WIDTHS:
+            solution = fit_near(found, sent, z, width=width, noise=noise)
+            z = solution.z
+    return Estimate(
+        z,
+        {
+            "residual": solution.residual,
+            "duality_gap": solution.gap,
+            "solver_certified": solution.certified,
+            "replays": len(found.proportions),
+        },
+    )
+
+
+def fit_near(
+    replayed: Replayed, features: FloatArray, z: FloatArray, *, width: float, noise: FloatArray
+) -> SimplexSolution:
+    """The proportions that explain ``features`` best under a linear model fitted about z.
+
+    Parameters
+    ----------
+    features : of the client's update, shape (F,)
+    width : w of the replays' weights, infinite for equal ones
+    noise : standard deviation of known noise on each feature, shape (F,)
+    """
+    apart = replayed.proportions - z
+    nearness = np.exp(-np.square(apart).sum(axis=1) / (2 * width**2))
+    weights = nearness / nearness.mean()
+    X = np.column_stack((np.ones(len(apart)), apart))
+    ridge = _RIDGE * np.eye(X.shape[1])
+    ridge[0, 0] = 0.0
+    found = np.linalg.solve(
+        X.T @ (weights[:, None] * X) + ridge, X.T @ (weights[:, None] * replayed.features)
+    )
+    errors = np.sqrt(weights)[:, None] * (replayed.features - X @ found)
+    covariance = errors.T @ errors / max(len(X) - X.shape[1], 1)
+    covariance = (1 - _DIAGONAL) * covariance + _DIAGONAL * np.diag(np.diag(covariance))
+    floor = max(1e-9 * float(np.trace(covariance)) / len(covariance), 1e-16)
+    root = np.linalg.cholesky(covariance + np.diag(floor + noise**2))
+    J = found[1:].T
+    white = np.linalg.solve(root, np.column_stack((J, features - found[0] + J @ z)))
+    return simplex_least_squares(white[:, :-1], white[:, -1])
+
+
+def _views(means: FloatArray) -> FloatArray:
+    """Orthonormal directions of the embedding, shape (L, 1 + 3)."""
+    centre = means.mean(axis=0)
+    along = centre / max(float(np.linalg.norm(centre)), np.finfo(float).tiny)
+    apart = means - centre
+    apart = apart - np.outer(apart @ along, along)
+    return np.column_stack((along, np.linalg.svd(apart, full_matrices=False)[2][:_DIRECTIONS].T))
+
+
+def _mix(rng: np.random.Generator, alpha: FloatArray) -> FloatArray:
+    parts = rng.standard_gamma(alpha) + np.finfo(float).tiny
+    return np.asarray(parts / parts.sum())
+
+
+def _replayed(
+    replay: Callable[[FloatArray, int], Head | None],
+    features: Callable[[Head], FloatArray],
+    mixes: Sequence[FloatArray],
+    total: int,
+    *,
+    first: int,
+) -> Replayed:
+    """Training replayed on each of the mixes, in whole samples; those that diverge are left out.
+
+    Raises
+    ------
+    MismatchError
+        More than half diverge.
+    """
+    changes = [(round_to_total(z, total) / total, replay(z, first + draw)) for draw, z in enumerate(mixes)]
+    kept = [(z, features(change)) for z, change in changes if change is not None]
+    if len(kept) < len(mixes) / 2:
+        raise MismatchError(
+            f"expected training that can be replayed, found {len(mixes) - len(kept)} of {len(mixes)} replays "
+            "diverge: correct --lr, --optimizer or --steps"
+        )
+    return Replayed(np.array([z for z, _ in kept]), np.array([f for _, f in kept]))
+
+
+SURROGATE = Method(
+    name="surrogate",
+    summary="a linear model fitted to replays of the training on many mixes, for any optimiser",
+    reference="local-linear regression on simulations (Beaumont et al. 2002)",
+    solve=solve,
+    needs_end=never,
+    capabilities=Capabilities(
+        batch=True,
+        repeating_labels=True,
+        any_activation=True,
+        several_steps=True,
+        trained_model=True,
+    ),
+    needs_bias=True,
+    uses_auxiliary=True,
+    needs_update_replays=True,
+    any_optimizer=True,
+)

@@ -1,0 +1,63 @@
+"""Known Gaussian noise on an update, as differential privacy adds it."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from rlu_cli.core.schemes import impulse_response, step_rates
+from rlu_cli.core.types import FloatArray, Head, Observation
+
+
+def normalised_noise(observation: Observation) -> float:
+    """The known noise's standard deviation on each element of u and of ∇W.
+
+    σ_u = σ / (η Σ_τ ρ^τ),     for Adam σ / Σ_τ η_τ
+    """
+    if observation.noise_std == 0:
+        return 0.0
+    training = observation.training
+    weights = impulse_response(training) if training.optimizer == "sgd" else step_rates(training)
+    return observation.noise_std / float(np.sum(weights))
+
+
+def weight_direction(embedding_mean: FloatArray) -> FloatArray:
+    """v = ē/‖ē‖², shape (L,): ΔW v is Δb where all embeddings are ē, with noise smaller by ‖ē‖.
+
+    Parameters
+    ----------
+    embedding_mean : ē of each class, shape (N, L)
+    """
+    centre = embedding_mean.mean(axis=0)
+    return np.asarray(centre / max(float(centre @ centre), np.finfo(float).tiny))
+
+
+def centred(values: FloatArray) -> FloatArray:
+    """values − their mean over classes, the last axis.
+
+    What samples do sums to 0 over the classes, and noise does not: its share along (1, …, 1) is taken
+    away, and nothing else is lost.
+    """
+    return np.asarray(values - values.mean(axis=-1, keepdims=True))
+
+
+def observed_views(
+    observation: Observation, u: FloatArray, gradient: Head
+) -> tuple[FloatArray, tuple[float, ...]]:
+    """What `gls` explains of an update, N − 1 numbers a view, and the known noise of each view.
+
+    The views are u, and where `ResidualPath.along` is known −∇W v: each has independent noise of
+    covariance σ² (I − 11ᵀ/N), σ the number returned.
+
+    Parameters
+    ----------
+    u, gradient : as in `Problem`
+    """
+    path = observation.residuals
+    noise = normalised_noise(observation)
+    if noise == 0.0:
+        return u[:-1], (0.0,)
+    views, spread = [u], [noise]
+    if path is not None and path.along is not None:
+        views.append(-gradient.weight @ path.along)
+        spread.append(noise * float(np.linalg.norm(path.along)))
+    return np.concatenate([centred(view)[:-1] for view in views]), tuple(spread)

@@ -1,0 +1,96 @@
+"""Defended updates as a user audits them: ``--noise-std``, ``--clip``, and what is seen by itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from cli_tools import AUX, QUICK, SAMPLES, call, sample, truth, within_bounds
+
+from rlu_cli.files.checkpoint import read_checkpoint
+from rlu_cli.files.safetensors_io import save_safetensors
+from rlu_cli.simulation.defences import Defence
+
+ROUND = SAMPLES / "trained_m1"
+
+
+def norm() -> float:
+    before, after = (
+        read_checkpoint(ROUND / f"{name}.safetensors").tensors for name in ("global", "client_0")
+    )
+    return float(torch.stack([(after[name] - before[name]).square().sum() for name in before]).sum().sqrt())
+
+
+def defended(folder: Path, defence: Defence, name: str = "trained_m1", **said: object) -> list[Any]:
+    """Flags of a sample round whose update is defended."""
+    paths = [SAMPLES / name / f"{part}.safetensors" for part in ("global", "client_0")]
+    before, after = (read_checkpoint(path) for path in paths)
+    shapes = {key: value.shape for key, value in before.tensors.items()}
+    flat = [torch.cat([found.tensors[key].flatten() for key in shapes]) for found in (before, after)]
+    sent = flat[0] + defence.apply(flat[1] - flat[0], torch.Generator().manual_seed(0))
+    parts = torch.split(sent, [shape.numel() for shape in shapes.values()])
+    tensors = {key: part.reshape(shape) for (key, shape), part in zip(shapes.items(), parts, strict=True)}
+    local = folder / "client_0.safetensors"
+    metadata = {**after.metadata, **{f"fl.{key}": str(value) for key, value in said.items()}}
+    save_safetensors(local, tensors, metadata)
+    return ["--global", paths[0], "--local", local, "--aux", AUX, *QUICK]
+
+
+@pytest.mark.parametrize("method", ["gls", "regression"])
+def test_known_noise_is_in_the_bounds(tmp_path: Path, method: str) -> None:
+    flags = defended(tmp_path, Defence(noise_std=1e-3), noise_std=1e-3)
+    document = call("recover", *flags, "--method", method).document
+    assert document["training"]["noise_std"] == 1e-3
+    assert document["training"]["sources"]["noise_std"] == "local"
+    assert document["diagnostics"]["update_noise"] == pytest.approx(0.1)
+    assert within_bounds(document, truth("trained_m1")) >= 9
+    assert not {warning["code"] for warning in document["warnings"]} & {"update-unbalanced"}
+
+
+def test_noise_that_nobody_says_is_warned_of(tmp_path: Path) -> None:
+    flags = defended(tmp_path, Defence(noise_std=1e-3))
+    assert "update-unbalanced" in call("recover", *flags).codes
+    assert "update-unbalanced" not in call("recover", *flags, "--noise-std", 1e-3).codes
+
+
+def test_replays_of_noisy_clients(tmp_path: Path) -> None:
+    flags = defended(tmp_path, Defence(noise_std=3e-4), name="trained_m10", noise_std=3e-4)
+    document = call("recover", *flags, "--method", "gls").document
+    assert document["diagnostics"]["replays"] == 3
+    assert within_bounds(document, truth("trained_m10")) >= 8
+
+
+def test_clipped_updates_have_no_bounds(tmp_path: Path) -> None:
+    bound = 0.5 * norm()
+    flags = defended(tmp_path, Defence(clip=bound))
+    outcome = call("recover", *flags, "--method", "gls", "--clip", bound)
+    assert "update-clipped" in outcome.codes
+    assert all(row["low"] is None and row["presence"] is None for row in outcome.document["classes"])
+    assert "update-clipped" in call("recover", *flags, "--clip", bound, "--strict").err
+
+
+def test_clipping_that_did_nothing_changes_nothing(tmp_path: Path) -> None:
+    plain = call("recover", *sample("trained_m1"), *QUICK, "--method", "gls").document
+    found = call("recover", *sample("trained_m1"), *QUICK, "--method", "gls", "--clip", 1.5 * norm()).document
+    assert found["classes"] == plain["classes"]
+    assert found["warnings"] == plain["warnings"]
+
+
+@pytest.mark.parametrize("scale", [0.5, 1.5])
+def test_clipping_is_told_under_noise(tmp_path: Path, scale: float) -> None:
+    bound, sigma = scale * norm(), 1e-4
+    flags = defended(tmp_path, Defence(clip=bound, noise_std=sigma))
+    codes = call("recover", *flags, "--clip", bound, "--noise-std", sigma).codes
+    assert ("update-clipped" in codes) == (scale < 1)
+
+
+def test_coarse_updates_are_seen(tmp_path: Path) -> None:
+    assert "update-sparsified" in call("recover", *defended(tmp_path, Defence(top_k=0.3))).codes
+    assert "update-quantised" in call("recover", *defended(tmp_path, Defence(quantize=6))).codes
+
+
+@pytest.mark.parametrize("flag", [("--noise-std", -1), ("--clip", 0)])
+def test_values_out_of_range(flag: tuple[str, float]) -> None:
+    assert flag[0] in call("recover", *sample("trained_m1"), *flag).refusal(2)

@@ -1,0 +1,50 @@
+"""Sparsified and quantised updates are seen, and plain ones aren't."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from rlu_cli.core.coarse import check_coarse
+from rlu_cli.core.types import HeadUpdate
+from rlu_cli.simulation.defences import Defence
+
+N, L = 10, 84
+RESOLUTION = 1e-8
+
+
+def codes(defence: Defence, seed: int = 0, dead: int = 0) -> list[str]:
+    """Of an update with heavy tails, stored as float32 weights are, with inputs that were never active."""
+    rng = np.random.default_rng(seed)
+    values = 1e-3 * rng.standard_t(3, size=N * (L + 1))
+    values.reshape(N, L + 1)[:, :dead] = 0.0
+    sent = defence.apply(torch.from_numpy(values), torch.Generator().manual_seed(seed)).numpy()
+    sent = np.round(sent / RESOLUTION) * RESOLUTION
+    table = sent.reshape(N, L + 1)
+    return [
+        note.code for note in check_coarse(HeadUpdate(table[:, :-1], table[:, -1]), resolution=RESOLUTION)
+    ]
+
+
+@pytest.mark.parametrize("dead", [0, 40])
+@pytest.mark.parametrize("seed", range(5))
+def test_plain_noisy_and_clipped_updates_are_not_warned_of(seed: int, dead: int) -> None:
+    for defence in (Defence(), Defence(noise_std=1e-4), Defence(clip=0.01)):
+        assert codes(defence, seed, 0 if defence.noise_std else dead) == []
+
+
+def test_sparsified_and_quantised_updates_are_seen() -> None:
+    assert codes(Defence(top_k=0.3)) == ["update-sparsified"]
+    assert codes(Defence(top_k=0.9)) == ["update-sparsified"]
+    for bits in (2, 4, 8):
+        assert "update-quantised" in codes(Defence(quantize=bits))
+    assert set(codes(Defence(top_k=0.3, quantize=4))) == {"update-sparsified", "update-quantised"}
+
+
+def test_zeros_that_rounding_makes_are_no_sign() -> None:
+    values = np.random.default_rng(0).normal(size=(N, L))
+    coarse = np.round(values * 20) / 20  # stored in steps of 0.05: zeros and few values, all by rounding
+    assert check_coarse(HeadUpdate(coarse, None), resolution=0.05) == []
+    assert check_coarse(HeadUpdate(coarse, None), resolution=1e-9) != []
+    assert check_coarse(HeadUpdate(np.zeros((2, 2)), np.ones(2)), resolution=1e-9) == []
