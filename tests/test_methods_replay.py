@@ -134,3 +134,11 @@ def test_a_real_round() -> None:
     assert sum(inside) >= 8
     assert document["diagnostics"]["replays"] == 100
     assert sum(document["counts"]) == document["total"]
+
+
+def test_the_residual_is_that_of_the_answer() -> None:
+    observation, _ = observe()
+    by_rlu = recover_labels(observation, method="rlu")
+    found = recover_labels(observation, method="replay")
+    assert found.diagnostics["residual"] >= by_rlu.diagnostics["residual"]  # which minimises it
+    assert np.isfinite(found.diagnostics["residual"])

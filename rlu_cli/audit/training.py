@@ -105,7 +105,7 @@ def _resolve(options: TrainingOptions, annotations: Annotations, *, may_estimate
     missing = [
         what
         for what, absent in (
-            ("lr (--lr; auto estimates it)", lr is None),
+            ("lr (--lr; auto estimates it)" if may_estimate else "lr (--lr)", lr is None),
             ("batch size (--batch-size)", batch_size is None),
             ("steps (--steps, or --epochs with --dataset-size)", not counted),
             ("lambda (--lambda)", scheme in _PULLED and pull is None),

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
-from scipy.optimize import minimize_scalar
 
 from rlu_cli.core.path import solve_on_path
 from rlu_cli.core.recover import normalised_update, without_drift
@@ -186,6 +185,8 @@ def rate_by_distance(
 
 def _least(cost: Callable[[float], float], bounds: tuple[float, float]) -> float:
     """Where the cost is least."""
+    from scipy.optimize import minimize_scalar  # half of SciPy, for those who ask alone
+
     return float(minimize_scalar(cost, bounds=bounds, method="bounded", options={"xatol": _LEAST / 4}).x)
 
 

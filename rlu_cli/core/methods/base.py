@@ -8,6 +8,7 @@ from functools import cached_property
 
 import numpy as np
 
+from rlu_cli.core.confidence import coefficient_matrix
 from rlu_cli.core.path import PathSolution, solve_on_path
 from rlu_cli.core.simplex import SimplexSolution
 from rlu_cli.core.types import Estimate, FloatArray, Head, LocalTraining, Note, Observation
@@ -40,6 +41,10 @@ class Problem:
     def total(self) -> int:
         """Samples seen: labels to be shared out."""
         return self.observation.training.samples
+
+    def residual(self, proportions: FloatArray) -> float:
+        """‖A z − u‖, A from where the gradients were taken."""
+        return float(np.linalg.norm(coefficient_matrix(self.path.confidence) @ proportions - self.u))
 
     @property
     def row_sums(self) -> FloatArray:

@@ -117,6 +117,7 @@ def solve(problem: Problem) -> Estimate:
     prediction = regression.regressor(features)
     low, high = rounded_bounds(prediction, problem.total, regression.widening)
     z = prediction.proportions[0]
+    found["residual"] = problem.residual(z)
     return Estimate(z, found, low=low[0], high=high[0], presence=prediction.presence[0])
 
 

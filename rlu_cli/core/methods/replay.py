@@ -60,7 +60,11 @@ def solve(problem: Problem) -> Estimate:
     errors = np.abs(_proportions(ridge.left_out) - true**2).sum(axis=1) / 2
     return Estimate(
         z,
-        {"replays": len(clients), "replay_error": float(errors.mean())},
+        {
+            "residual": problem.residual(z),
+            "replays": len(clients),
+            "replay_error": float(errors.mean()),
+        },
         low=np.clip(low, 0, np.floor(counts)),
         high=np.clip(high, np.ceil(counts), problem.total),
         presence=presence,
