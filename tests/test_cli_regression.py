@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+import pytest
 from cli_tools import AUX, QUICK, call, sample, truth, within_bounds
+
+from rlu_cli.audit.statistics_file import StoredStatistics, read_statistics, write_statistics
 
 REGRESSION = ("--method", "regression", *QUICK)
 
@@ -40,8 +45,34 @@ def test_several_steps_are_left_to_gls() -> None:
     assert answers[0] == answers[1]
 
 
-def test_stored_statistics_are_not_enough(tmp_path: Path) -> None:
-    files = sample("untrained_m1", aux=None)
+def test_stored_statistics_are_enough(tmp_path: Path) -> None:
     stats = tmp_path / "stats.safetensors"
+    files = sample("trained_m1", aux=None)
     assert call("estimate-logits", *files[:2], "--aux", AUX, "-o", stats, *QUICK).code == 0
-    assert "--aux" in call("recover", *files, "--stats", stats, "--method", "regression").refusal(2)
+    stored = call("recover", *files, "--stats", stats, *REGRESSION).document
+    assert stored["classes"] == call("recover", *sample("trained_m1"), *REGRESSION).document["classes"]
+
+
+@pytest.mark.parametrize("labels", ["none", "float", "beyond", "missing"])
+def test_statistics_whose_samples_are_none(tmp_path: Path, labels: str) -> None:
+    """With the right checksum: an older file asks for images, and labels that are none are damage."""
+    stats = tmp_path / "stats.safetensors"
+    files = sample("trained_m1", aux=None)
+    assert call("estimate-logits", *files[:2], "--aux", AUX, "-o", stats, *QUICK).code == 0
+    kept = read_statistics(stats)
+    samples = kept.statistics.samples
+    assert samples is not None
+    wrong = {
+        "float": samples.labels.astype(float),
+        "beyond": np.where(samples.labels == 9, 10, samples.labels),
+        "missing": np.where(samples.labels == 9, 8, samples.labels),
+    }
+    changed = None if labels == "none" else replace(samples, labels=wrong[labels])
+    about = {name: value for name, value in kept.about.items() if name != "sha256"}
+    stored = StoredStatistics(replace(kept.statistics, samples=changed), about)
+    write_statistics(stats, stored)
+    outcome = call("recover", *files, "--stats", stats, *REGRESSION)
+    if labels == "none":
+        assert "--aux" in outcome.refusal(2)
+    else:
+        assert "sample_labels" in outcome.refusal(3)

@@ -267,7 +267,9 @@ class Auditor:
             along = _direction(self._start(training.batch_size), None if end is None else end.statistics)
         if along is not None:
             start = self._measured_start(training.batch_size).residuals_along(along)
-        samples = self._measured_start(training.batch_size).activations if needs_samples else None
+        samples = self._start(training.batch_size).samples
+        if needs_samples and (samples is None or along is not None):  # an old statistics file, or embeddings
+            samples = self._measured_start(training.batch_size).activations
         if end is None:
             return ResidualPath(start, samples=samples, along=along)
         effective = self.source.effective_batch(training.batch_size)
@@ -323,7 +325,7 @@ class Auditor:
         notes += clipped
         notes += self._stored_for_another_batch(record.training.batch_size)
         has_bias = opened.head.bias is not None
-        chosen = [named.get(name) or self._best(record.training, has_bias=has_bias) for name in methods]
+        chosen = [named.get(name) or self._best(record, has_bias=has_bias) for name in methods]
         for method in chosen:
             check_optimizer(method, record.training)
         needs_end = any(method.needs_end(record.training) for method in chosen) or (
@@ -391,15 +393,18 @@ class Auditor:
         replay = self.source.replay(self.reference, training, effective)  # whose end doesn't matter
         return None if replay is None else replay.update
 
-    def _best(self, training: LocalTraining, *, has_bias: bool) -> Method:
+    def _best(self, record: TrainingRecord, *, has_bias: bool) -> Method:
         """What ``auto`` stands for. It hangs on how clients train, not on their numbers."""
+        training = record.training
         if self.run.search_iterations and training.optimizer == "sgd":
             return METHODS["rlu"]
+        start = self._start(training.batch_size)
+        noisy = record.noise_std > 0  # then embeddings are looked at too, which aren't stored
         return best_method(
             training,
             has_bias=has_bias,
-            residuals=self._start(training.batch_size).residuals,
-            has_samples=self.source.has_samples,
+            residuals=start.residuals,
+            has_samples=start.samples is not None and not (noisy and self.stored is not None),
             can_replay=training.steps > 1 and self.source.replay_cost(training) <= _REPLAY_COST,
         )
 

@@ -22,7 +22,7 @@ from rlu_cli.audit.statistics_file import StoredStatistics, read_statistics, wri
 from rlu_cli.core.types import ModelStatistics, Note
 from rlu_cli.errors import FileError, RluError
 
-_FORMAT = 4
+_FORMAT = 5
 """To be raised when the same facts give other statistics, or entries look otherwise."""
 
 _FACTS = "cache_facts"

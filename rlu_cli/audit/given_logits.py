@@ -42,7 +42,6 @@ class GivenLogits:
     """
 
     reads_weights = False
-    has_samples = True
 
     def __init__(
         self,

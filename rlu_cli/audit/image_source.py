@@ -58,7 +58,6 @@ class ImageSource:
     ) -> None:
         self.reference = reference
         self.aux = aux
-        self.has_samples = aux is not None
         self.aux_options = aux_options
         self.described = described
         self.options = options

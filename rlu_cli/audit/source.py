@@ -13,7 +13,13 @@ from rlu_cli.audit.cache import Slot
 from rlu_cli.audit.options import RunOptions
 from rlu_cli.audit.replay import Replay
 from rlu_cli.core.moments import model_statistics
-from rlu_cli.core.residuals import MOST_CLASSES, ResidualMoments, residual_moments, residual_views
+from rlu_cli.core.residuals import (
+    MOST_CLASSES,
+    MOST_SAMPLED,
+    ResidualMoments,
+    residual_moments,
+    residual_views,
+)
 from rlu_cli.core.types import Activations, FloatArray, LocalTraining, ModelStatistics, Note
 from rlu_cli.files.checkpoint import Checkpoint
 
@@ -22,13 +28,9 @@ class Source(Protocol):
     """Activations of the global model, and of any local one.
 
     reads_weights : whether it needs all of a model's weights, not its output layer alone
-    has_samples : whether there are single auxiliary samples to be had
     """
 
     reads_weights: bool
-
-    @property
-    def has_samples(self) -> bool: ...
 
     @property
     def notes(self) -> Sequence[Note]:
@@ -148,6 +150,9 @@ class Measurement:
         shared = self._local is None or self._slot is not None
         if shared and found.num_classes <= MOST_CLASSES:  # else when a method asks for them
             found = replace(found, residuals=self._residuals)
+        if self._local is None and found.num_classes <= MOST_SAMPLED:
+            known = self.activations
+            found = replace(found, samples=Activations(known.logits, None, known.labels))
         if self._slot is not None:
             self._slot.write(found, self._about())
         return found

@@ -14,7 +14,7 @@ import torch
 
 from rlu_cli.core.residuals import ResidualMoments
 from rlu_cli.core.responses import DIRECTIONS
-from rlu_cli.core.types import LogitMoments, ModelStatistics, Responses
+from rlu_cli.core.types import Activations, LogitMoments, ModelStatistics, Responses
 from rlu_cli.errors import FileError
 from rlu_cli.files.checkpoint import read_checkpoint
 from rlu_cli.files.hashing import sha256_tensors
@@ -26,7 +26,8 @@ _LOGITS = ("mean", "factor", "counts", "confidence", "standard_error", "accuracy
 _EMBEDDINGS = ("embedding_mean", "gradient_sum")
 _RESPONSES = ("response_mean", "response_spread")
 _RESIDUALS = ("residual_mean", "residual_factor")
-_ALL = (*_LOGITS, *_EMBEDDINGS, *_RESPONSES, *_RESIDUALS)
+_SAMPLES = ("sample_logits", "sample_labels")
+_ALL = (*_LOGITS, *_EMBEDDINGS, *_RESPONSES, *_RESIDUALS, *_SAMPLES)
 _CHECKSUM = "sha256"
 _ABOUT: dict[str, tuple[type, ...]] = {
     "global_sha256": (str,),
@@ -58,7 +59,7 @@ class StoredStatistics:
 
 
 def write_statistics(path: Path, stored: StoredStatistics) -> None:
-    """Write a safetensors file of float64 tensors, byte for byte the same for the same statistics."""
+    """Write a safetensors file of tensors, byte for byte the same for the same statistics."""
     s = stored.statistics
     arrays = {
         "mean": s.moments.mean,
@@ -74,6 +75,8 @@ def write_statistics(path: Path, stored: StoredStatistics) -> None:
         arrays |= {"response_mean": s.responses.mean, "response_spread": s.responses.spread}
     if s.residuals is not None:
         arrays |= {"residual_mean": s.residuals.mean, "residual_factor": s.residuals.factor}
+    if s.samples is not None:
+        arrays |= {"sample_logits": s.samples.logits, "sample_labels": s.samples.labels}
     tensors = {name: torch.from_numpy(array).contiguous() for name, array in arrays.items()}
     about = {**stored.about, _CHECKSUM: _checksum(stored.about, tensors)}
     save_safetensors(path, tensors, {_KIND: json.dumps(about, sort_keys=True, allow_nan=False)})
@@ -97,14 +100,21 @@ def read_statistics(path: Path) -> StoredStatistics:
         )
     N, L = about["num_classes"], about["embedding_size"] or 0  # logits alone have no embeddings
     rank, residual_rank = (_rank(tensors.get(name)) for name in ("factor", "residual_factor"))
+    many = len(tensors.get("sample_labels", ()))
     square, width = (N, N), 1 + min(L, DIRECTIONS)
     expected: dict[str, tuple[int, ...]] = {
         **dict(zip(_LOGITS, (square, (N, rank, N), (N,), square, square, (N,)), strict=True)),
         **dict(zip(_EMBEDDINGS, ((N, L), square), strict=True)),
         **dict(zip(_RESPONSES, ((width, N, N), (N, width, width)), strict=True)),
         **dict(zip(_RESIDUALS, (square, (N, residual_rank, N)), strict=True)),
+        **dict(zip(_SAMPLES, ((many, N), (many,)), strict=True)),
     }
-    for group in (_EMBEDDINGS, _RESPONSES, _RESIDUALS):  # logits may come alone, and older files have fewer
+    for group in (
+        _EMBEDDINGS,
+        _RESPONSES,
+        _RESIDUALS,
+        _SAMPLES,
+    ):  # logits may come alone, and older files have fewer
         if any(name not in tensors for name in group):
             expected = {name: shape for name, shape in expected.items() if name not in group}
     damaged = [
@@ -112,6 +122,8 @@ def read_statistics(path: Path) -> StoredStatistics:
         for name, shape in expected.items()
         if tuple(tensors[name].shape) != shape or not bool(torch.isfinite(tensors[name]).all())
     ]
+    if not damaged and not _labelled(tensors.get("sample_labels"), N):
+        damaged = [f"sample_labels are not classes from 0 to {N - 1}"]
     if not damaged and about.get(_CHECKSUM) != _checksum(about, {name: tensors[name] for name in expected}):
         damaged = ["its content is not what was written"]
     if damaged:
@@ -125,6 +137,9 @@ def read_statistics(path: Path) -> StoredStatistics:
     residuals = None
     if arrays["residual_mean"] is not None:
         residuals = ResidualMoments(arrays["residual_mean"], arrays["residual_factor"], arrays["counts"])
+    samples: Activations | None = None
+    if arrays["sample_logits"] is not None:
+        samples = Activations(arrays["sample_logits"], None, arrays["sample_labels"])
     return StoredStatistics(
         ModelStatistics(
             LogitMoments(arrays["mean"], arrays["factor"], arrays["counts"]),
@@ -135,9 +150,17 @@ def read_statistics(path: Path) -> StoredStatistics:
             arrays["accuracy"],
             responses,
             residuals,
+            samples,
         ),
         about,
     )
+
+
+def _labelled(labels: torch.Tensor | None, num_classes: int) -> bool:
+    """Whether these are labels, of every class some, if they are there at all."""
+    if labels is None:
+        return True
+    return labels.dtype == torch.int64 and torch.unique(labels).tolist() == list(range(num_classes))
 
 
 def _rank(factor: torch.Tensor | None) -> int:

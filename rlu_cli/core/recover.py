@@ -27,7 +27,6 @@ from rlu_cli.errors import MismatchError
 _OF_GRADIENTS = (
     "embedding_match",
     "misfit",
-    "motion",
     "update_max",
     "update_balance",
     "update_rounding",
@@ -194,6 +193,8 @@ def _without_linear_checks(observation: Observation, method: Method) -> Recovery
         diagnostics={
             **dict.fromkeys(_OF_GRADIENTS),
             "aux_accuracy": observation.start.overall_accuracy,
+            "own_confidence": own_confidence(observation.start),
+            "motion": motion(observation.start, observation.end),
             "update_norm": float(np.linalg.norm(update.bias)),
             "update_noise": normalised_noise(observation),
             **estimate.diagnostics,

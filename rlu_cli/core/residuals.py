@@ -16,6 +16,10 @@ MOST_CLASSES = 200
 and with more classes what is made of them takes longer than seconds a client."""
 
 
+MOST_SAMPLED = 20
+"""Classes up to which single samples' logits are kept too, for the methods that simulate clients."""
+
+
 class ResidualMoments(LogitMoments):
     """Moments of r = onehot(y) − softmax(q), by class y: one sample's share of −∇b.
 

@@ -108,6 +108,7 @@ class ModelStatistics:
     accuracy : shape (N,), share of each class's samples that the model gets right
     responses : what single samples do to the head, None where only logits are known or in old files
     residuals : what single samples do to the bias, None in old files and where classes are many
+    samples : the single samples' logits, likewise, and None for local models
     """
 
     moments: LogitMoments
@@ -118,6 +119,7 @@ class ModelStatistics:
     accuracy: FloatArray
     responses: Responses | None = None
     residuals: ResidualMoments | None = None
+    samples: Activations | None = None
 
     @property
     def num_classes(self) -> int:

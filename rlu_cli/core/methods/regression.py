@@ -15,7 +15,7 @@ from rlu_cli.core.noise import normalised_noise
 from rlu_cli.core.parallel import one_thread
 from rlu_cli.core.progress import Progress, ignore
 from rlu_cli.core.regressor import Prediction, Regressor
-from rlu_cli.core.residuals import ResidualMoments
+from rlu_cli.core.residuals import MOST_SAMPLED, ResidualMoments
 from rlu_cli.core.synthetic_clients import ClientSimulator, FeatureNoise, SyntheticClients, update_features
 from rlu_cli.core.types import (
     Activations,
@@ -39,7 +39,7 @@ _COMPARED = 150
 
 _LEVEL = 0.95
 
-_MOST_CLASSES, _MOST_SAMPLES, _FEWEST_AUXILIARY = 20, 2000, 10
+_MOST_CLASSES, _MOST_SAMPLES, _FEWEST_AUXILIARY = MOST_SAMPLED, 2000, 10
 """Where it was measured; beyond, features are many, updates near normal, or samples too few to learn from."""
 
 _STRANGE = 2.0
