@@ -1,4 +1,4 @@
-"""Methods rlu, gls, regression and replay where they differ: scores, and how often bounds hold.
+"""Methods rlu, gls and regression where they differ: scores, and how often bounds hold.
 
     python benchmarks/regimes.py --seeds 3      (about an hour on 2 cores)
     python benchmarks/regimes.py --seeds 1 --only "80 %, m = 1"
@@ -54,7 +54,7 @@ REGIMES: dict[str, tuple[float, dict[str, Any]]] = {
     "untrained, 5 epochs × 1,000": (0.0, EPOCHS),
     "80 %, 5 epochs × 1,000": (0.8, EPOCHS),
 }
-METHODS = ("rlu", "gls", "regression", "replay")
+METHODS = ("rlu", "gls", "regression")
 
 BOUNDS = ("bounds_hold", "bounds_width")
 

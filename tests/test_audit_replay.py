@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import numpy as np
 import pytest
 import torch
@@ -159,75 +157,3 @@ def test_the_same_seed_gives_the_same_bytes_and_no_global_randomness() -> None:
     assert first is not None and second is not None
     assert first.mean.tobytes() == second.mean.tobytes()
     assert torch.equal(state, torch.random.get_rng_state())
-
-
-def as_client(found: Replay, rows: np.ndarray) -> np.ndarray:
-    """Features of a literal training on ``rows``, in steps, through all samples."""
-    before, model = network().model, network().model.requires_grad_(True)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
-    for step in np.array_split(rows, found.training.steps):
-        optimizer.zero_grad()
-        images = found.images.pixels[step].float() / 255
-        nn.functional.cross_entropy(model(images), found.images.labels[step]).backward()
-        optimizer.step()
-    images, labels = found.images.pixels.float() / 255, found.images.labels.numpy()
-    with torch.no_grad():
-        moved = (model(images) - before(images)).double().numpy()
-    bias = (model[3].bias - before[3].bias).detach().double().numpy()
-    return np.concatenate([bias, *(moved[labels == n].mean(axis=0) for n in range(10))])
-
-
-def test_a_made_up_client_trains_as_the_true_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = replay(LocalTraining(6, 10, 0.2, total=60, distinct=25))
-    seen: list[np.ndarray] = []
-    train = Replay._train
-    monkeypatch.setattr(Replay, "_train", lambda self, b, at: (seen.extend(b), train(self, b, at=at))[1])
-    client = found.client(MIX, 4)
-    assert client is not None
-    rows, labels = np.concatenate(seen), found.images.labels.numpy()
-    assert client.counts.tolist() == np.bincount(labels[rows], minlength=10).tolist()
-    assert client.counts.sum() == 60 and len(seen) == 6
-    assert np.all(client.counts[MIX == 0] == 0)
-    assert sorted(rows[:25]) == sorted(rows[25:50]) and set(rows[50:]) <= set(
-        rows[:25]
-    )  # passes over its own
-    np.testing.assert_allclose(client.features, as_client(found, rows), atol=2e-6)
-
-
-def test_known_noise_is_added_to_made_up_clients() -> None:
-    plain, noisy = (dataclasses.replace(replay(LocalTraining(3, 10, 0.2)), noise_std=s) for s in (0.0, 0.05))
-    apart = []
-    for draw in range(40):
-        first, second = plain.client(MIX, draw), noisy.client(MIX, draw)
-        assert first is not None and second is not None
-        assert first.counts.tolist() == second.counts.tolist()
-        apart.append(second.features[:10] - first.features[:10])
-    assert np.std(apart) == pytest.approx(0.05, rel=0.1)
-
-
-def test_the_true_client_is_seen_through_all_samples() -> None:
-    training = LocalTraining(3, 20, 0.2)
-    rows = np.arange(60)
-    model = network().model.requires_grad_(True)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
-    base = replay(training)
-    for step in np.array_split(rows, 3):
-        optimizer.zero_grad()
-        images = base.images.pixels[step].float() / 255
-        nn.functional.cross_entropy(model(images), base.images.labels[step]).backward()
-        optimizer.step()
-    found = replay(training, snapshot(model)).observed()
-    np.testing.assert_allclose(found, as_client(base, rows), atol=2e-6)
-    np.testing.assert_array_equal(base.observed(), np.zeros(110))
-
-
-def test_a_made_up_client_that_diverges_is_none() -> None:
-    assert replay(LocalTraining(40, 10, 1e12)).client(MIX, 0) is None
-
-
-def test_made_up_clients_are_drawn_by_number_alone() -> None:
-    found = replay(LocalTraining(3, 10, 0.2))
-    first, second, again = (found.client(MIX, draw) for draw in (0, 1, 0))
-    assert first is not None and second is not None and again is not None
-    np.testing.assert_array_equal(first.features, again.features)
-    assert not np.array_equal(first.features, second.features)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 import numpy as np
 import torch
@@ -13,10 +12,10 @@ from torch import Tensor
 
 from rlu_cli.audit.network import Network
 from rlu_cli.audit.probe import probe
-from rlu_cli.core.residuals import ReplayedClient, ResidualMoments, residual_moments, residual_views
+from rlu_cli.core.residuals import ResidualMoments, residual_moments, residual_views
 from rlu_cli.core.rounding import round_to_total
 from rlu_cli.core.schemes import impulse_response
-from rlu_cli.core.types import Activations, FloatArray, Head, IntArray, LocalTraining, Observation
+from rlu_cli.core.types import FloatArray, Head, IntArray, LocalTraining, Observation
 from rlu_cli.images import ImageSet, Normalization
 from rlu_cli.models import load_weights
 from rlu_cli.simulation.client import Batch, local_training
@@ -24,9 +23,6 @@ from rlu_cli.simulation.vectors import snapshot
 
 _NODES = 10
 """Models on the way that the auxiliary images are passed through."""
-
-_EVENNESS = 2.0
-"""Of the weights of a class's samples among made-up clients; one would be the Bayesian bootstrap's."""
 
 _EARLY = 1.7
 """How much denser the nodes are at the beginning, where gradients shrink fastest."""
@@ -77,7 +73,17 @@ class Replay:
             pull = node / self.training.steps
             drawn = {name: v + pull * missing[name] if name in missing else v for name, v in state.items()}
             self.network.model.load_state_dict(drawn)
-            part = weight * residual_views(self._passed(), self.along)
+            found = probe(
+                self.network,
+                self.images,
+                self.normalization,
+                batch_norm=self.batch_norm,
+                dropout=self.dropout,
+                batch_size=self.batch_size,
+                seed=self.seed,
+                device=self.device,
+            )
+            part = weight * residual_views(found, self.along)
             total = part if total is None else total + part
         assert total is not None
         views = 1 if self.along is None else 2
@@ -86,7 +92,8 @@ class Replay:
     def update(self, z: FloatArray, draw: int = 0) -> Head | None:
         """ΔW and Δb of a replayed training on mix z; None where it diverges."""
         (last,) = self._train(self._batches(z, draw), at=[self.training.steps])
-        weight, bias = self._head_names()
+        layer = self.network.layer.name
+        weight, bias = (f"{layer}.{part}" if layer else part for part in ("weight", "bias"))
         change = {name: last[name].double() - self.start[name].double().cpu() for name in (weight, bias)}
         if not all(bool(torch.isfinite(value).all()) for value in change.values()):
             return None
@@ -100,77 +107,6 @@ class Replay:
         power = float(missing.double().square().sum())
         expected = missing.numel() * self.noise_std**2
         return missing * max(0.0, 1.0 - expected / power) if power > 0 else missing
-
-    def _passed(self) -> Activations:
-        """The auxiliary images through the network as it is."""
-        return probe(
-            self.network,
-            self.images,
-            self.normalization,
-            batch_norm=self.batch_norm,
-            dropout=self.dropout,
-            batch_size=self.batch_size,
-            seed=self.seed,
-            device=self.device,
-        )
-
-    def client(self, z: FloatArray, draw: int) -> ReplayedClient | None:
-        """A made-up client of as many samples as the true one, which passes over them as often.
-
-        Its samples are drawn by z and, within a class, with weights of its own (Dirichlet's with 2): other
-        draws of the auxiliary data would have held other samples. Known noise on updates is added.
-        """
-        rng = np.random.default_rng((self.seed, draw))
-        labels = self.images.labels.numpy()
-        distinct = self.training.distinct or self.training.samples
-        own = []
-        for n, count in enumerate(rng.multinomial(distinct, z)):
-            members = np.flatnonzero(labels == n)
-            own.append(rng.choice(members, count, p=rng.dirichlet(np.full(len(members), _EVENNESS))))
-        held = np.concatenate(own)
-        passes = -(-self.training.samples // distinct)
-        deck = np.concatenate([rng.permutation(held) for _ in range(passes)])[: self.training.samples]
-        last = self._train(np.array_split(deck, self.training.steps), at=[self.training.steps])[-1]
-        if not all(bool(torch.isfinite(value).all()) for value in last.values()):
-            return None
-        if self.noise_std:
-            noise = torch.Generator().manual_seed(int(rng.integers(2**63)))
-            last = {name: self._with_noise(value, noise) for name, value in last.items()}
-        return ReplayedClient(np.bincount(labels[deck], minlength=len(z)), self._features(last))
-
-    def _with_noise(self, value: Tensor, generator: torch.Generator) -> Tensor:
-        if not value.is_floating_point():
-            return value
-        noise = torch.randn(value.shape, generator=generator, dtype=torch.float32)
-        return value + self.noise_std * noise.to(value)
-
-    def observed(self) -> FloatArray:
-        """The features of the true client."""
-        return self._features(self.end)
-
-    def _features(self, state: Mapping[str, Tensor]) -> FloatArray:
-        """Δb of the head where it has one, and each class's mean change of the logits, shape (N + N²,)."""
-        labels = self.images.labels.numpy()
-        moved = self._logits(state) - self._logits_of_start
-        classes = [moved[labels == n].mean(axis=0) for n in range(moved.shape[1])]
-        bias = self._head_names()[1]
-        if bias in self.start:
-            classes.insert(0, (state[bias].to(self.start[bias]) - self.start[bias]).double().cpu().numpy())
-        return np.concatenate(classes)
-
-    def _head_names(self) -> tuple[str, str]:
-        """Of its weight and bias among the model's parameters."""
-        layer = self.network.layer.name
-        weight, bias = (f"{layer}.{part}" if layer else part for part in ("weight", "bias"))
-        return weight, bias
-
-    @cached_property
-    def _logits_of_start(self) -> FloatArray:
-        return self._logits(self.start)
-
-    def _logits(self, state: Mapping[str, Tensor]) -> FloatArray:
-        load_weights(self.network.model, state, where="a replayed model")
-        return self._passed().logits.astype(np.float64)
 
     def distance(self, z: FloatArray, draw: int = 0) -> float:
         """‖θ̃^m − θ_global‖ over the parameters: how far a replayed training gets."""

@@ -6,7 +6,6 @@ METHOD_NAMES = (
     "rlu",
     "gls",
     "regression",
-    "replay",
     "surrogate",
     "idlg",
     "gradinversion",

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,28 +30,9 @@ class ResidualMoments(LogitMoments):
     """
 
 
-class Replay(Protocol):
-    """A client's training, to be done again on auxiliary samples of any class mix z, shape (N,).
-
-    ``draw`` numbers the random choices of samples; what diverges gives None.
-    """
-
-    def __call__(self, z: FloatArray, draw: int) -> ResidualMoments | None:
-        """Moments of the residuals averaged over the replay, weighted by ρ, drawn to the true end."""
-
-    def client(self, z: FloatArray, draw: int) -> ReplayedClient | None:
-        """A made-up client, and where the training takes its model."""
-
-    def observed(self) -> FloatArray:
-        """What `client` looks at, of the true client."""
-
-
-@dataclass(frozen=True)
-class ReplayedClient:
-    """counts, shape (N,), of the samples that were trained on; features, shape (F,), of the trained model."""
-
-    counts: IntArray
-    features: FloatArray
+Replay = Callable[[FloatArray, int], "ResidualMoments | None"]
+"""From proportions, shape (N,), and the number of a draw to moments of the residuals averaged over a replayed
+training on such a mix, weighted by ρ; None where it diverges."""
 
 
 @dataclass(frozen=True)

@@ -12,14 +12,12 @@ from rlu_cli.core.methods.base import Capabilities, Method, Problem, never
 from rlu_cli.core.rounding import round_to_total
 from rlu_cli.core.schemes import step_rates
 from rlu_cli.core.simplex import SimplexSolution, simplex_least_squares
+from rlu_cli.core.synthetic_clients import draw_mixes
 from rlu_cli.core.types import Estimate, FloatArray, Head, LocalTraining, ModelStatistics
 from rlu_cli.errors import MismatchError
 
 _FIRST, _NEAR, _ROUNDS = 100, 30, 2
 """Replays on mixes of every kind, which all clients of a round share, and on mixes near the estimate."""
-
-_SPARSEST, _FULLEST = 0.1, 3.0
-"""Dirichlet concentrations of the first mixes."""
 
 _CONCENTRATION, _SPREAD = 20.0, 0.15
 """The later ones are Dirichlet's with 20 z + 0.15."""
@@ -96,8 +94,7 @@ def solve(problem: Problem) -> Estimate:
     known = _banks.setdefault(observation.start, {})
     if (training, seed) not in known:
         rng = np.random.default_rng(seed)
-        alphas = np.exp(rng.uniform(np.log(_SPARSEST), np.log(_FULLEST), _FIRST))
-        mixes = [_mix(rng, np.full(N, alpha)) for alpha in alphas]
+        mixes = list(draw_mixes(_FIRST, N, rng))
         known[training, seed] = _replayed(replay, features, mixes, total, first=0)
     found = known[training, seed]
     noise = np.full(N * (1 + views.shape[1]), observation.noise_std / rate)
