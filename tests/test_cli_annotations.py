@@ -221,3 +221,25 @@ def test_each_client_has_its_own_training_values(tmp_path: Path) -> None:
     lines = call("recover", *flags, "--local", other, *QUICK).lines
     assert [line["training"]["steps"] for line in lines] == [1, 10]
     assert [line["total"] for line in lines] == [32, 320]
+
+
+@pytest.mark.parametrize(
+    ("said", "flags", "code"),
+    [
+        ({"fl.momentum": "1.5"}, ("--lr", 0.02), 4),
+        ({"fl.momentum": "1.5"}, ("--steps", 2), 4),
+        ({"fl.lr": "1e40"}, ("--momentum", 0.5), 4),
+        ({"fl.scheme": "fedprox", "fl.lambda": "1000"}, ("--lr", 0.01), 4),  # too large together
+        ({"fl.momentum": "1.5"}, ("--momentum", 1.5), 2),
+        ({"fl.momentum": "0.5"}, ("--lr", 1e40), 2),
+        ({"fl.lr": "0.01"}, ("--nesterov",), 2),
+    ],
+)
+def test_who_is_out_of_range_decides_the_exit_code(
+    tmp_path: Path, said: dict[str, str], flags: tuple[object, ...], code: int
+) -> None:
+    annotated = {"fl.lr": "0.01", "fl.batch_size": "32", "fl.steps": "1", **said}
+    local = write_safetensors(tmp_path / "k.safetensors", tensors(ROUND / "client_0.safetensors"), annotated)
+    call(
+        "recover", "--global", ROUND / "global.safetensors", "--local", local, "--aux", AUX, *QUICK, *flags
+    ).refusal(code)

@@ -99,6 +99,7 @@ def test_traceback_of_a_foreseen_error_too() -> None:
         (["--arch", "lenet6"], ("lenet6", "lenet5")),
         (["--arch", "lenet5:depth=3"], ("depth",)),
         (["--momentum", "-0.1"], ("momentum",)),
+        (["--lr", "fast"], ("--lr", "fast")),
         (["spare"], ("spare",)),
     ],
 )

@@ -43,8 +43,8 @@ class Annotations:
 
         Raises
         ------
-        MismatchError
-            The value can't be parsed; the message says where it stands.
+        UsageError, MismatchError
+            The flag's value can't be parsed, or a file's; the message says where it stands.
         """
         value, source = first_of(name, flag, self.local, self.reference, self.sidecar, self.config)
         if source is None:
@@ -56,7 +56,8 @@ class Annotations:
             if source == "flag" and isinstance(error, UsageError):
                 raise
             option = "--" + name.replace("_", "-")
-            raise MismatchError(
+            fault = UsageError if source == "flag" else MismatchError
+            raise fault(
                 f"{name} in {_WHERE[source]}: {error}; found {str(value)[:60]!r}. Correct it with {option}."
             ) from None
 

@@ -22,6 +22,9 @@ _TINY = 1e-6
 
 _PULLED = ("fedprox", "feddyn", "feddc")
 
+_HARMLESS = "1e-9"
+"""A learning rate that no other value is too large for."""
+
 
 @dataclass(frozen=True)
 class TrainingRecord:
@@ -65,11 +68,29 @@ def resolve_training(
     try:
         return _resolve(options, annotations, may_estimate=may_estimate)
     except UsageError as error:
-        if options != TrainingOptions():
+        if _at_fault(options, may_estimate=may_estimate):
             raise
         raise MismatchError(
             f"{error}. The checkpoints' metadata or a file beside them say so: pass the right value as a flag"
         ) from None
+
+
+def _at_fault(options: TrainingOptions, *, may_estimate: bool) -> bool:
+    """Whether the flags are out of range by themselves, where nothing else could be wrong."""
+    alone = replace(
+        options,
+        lr=options.lr or _HARMLESS,
+        batch_size=1 if options.batch_size is None else options.batch_size,
+        steps=1 if options.steps is None and options.epochs is None else options.steps,
+        lambda_=0.0 if options.lambda_ is None else options.lambda_,
+    )
+    try:
+        _resolve(alone, Annotations(), may_estimate=may_estimate)
+    except UsageError:
+        return True
+    except MismatchError:
+        pass
+    return False
 
 
 def _resolve(options: TrainingOptions, annotations: Annotations, *, may_estimate: bool) -> TrainingRecord:
