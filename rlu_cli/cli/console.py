@@ -133,14 +133,14 @@ def archive_table(terminal: Terminal, document: dict[str, Any]) -> None:
             entry["method"],
             f"{entry['model_accuracy']:.1%}",
             str(entry["clients"]),
-            *(spread(entry, key) for key in ("cAcc", "iAcc", "exact_counts")),
+            *(spread(entry, key) for key in ("cAcc", "iAcc")),
             "" if entry["grades"] is None else "/".join(str(n) for n in entry["grades"].values()),
         ]
         for entry in document["summary"]
     ]
-    columns = ("round", "method", "model", "n", "cAcc", "iAcc", "exact", "good/fair/poor")
+    columns = ("round", "method", "model", "n", "cAcc", "iAcc", "grades")
     terminal.table(
-        f"{document['archive']}: mean ± standard deviation over n clients",
+        f"{document['archive']}: mean ± standard deviation over n clients; grades good/fair/poor",
         columns,
         rows,
     )
