@@ -40,6 +40,9 @@ from rlu_cli.simulation.vectors import snapshot
 State = Mapping[str, Tensor]
 Images = Callable[[str], ImageSet]
 Rows = list[dict[str, Any]]
+UNNAMED = "a machine that was not noted"
+"""Of the first results, before it was."""
+
 Played = tuple["Round", Rows, float]
 """A round, its scores, and the seconds it took."""
 
@@ -104,7 +107,7 @@ class Results:
                     line = json.loads(text)
                 except ValueError:  # a run that was killed while it wrote
                     continue
-                self._keep(line["round"], line["results"], line["machine"])
+                self._keep(line["round"], line["results"], line.get("machine", UNNAMED))
 
     def missing(self, round_: Round) -> tuple[str, ...]:
         """The round's methods that were not measured."""

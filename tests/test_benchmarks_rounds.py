@@ -182,3 +182,11 @@ def test_other_benchmarks_import() -> None:
 
     assert batch_norm.SMALL_NETWORKS and networks.small_cnn(norm="group")
     assert common.mean_sd([0.5]) == "0.500"
+
+
+def test_every_committed_result_can_be_read() -> None:
+    folder = Path(__file__).resolve().parents[1] / "benchmarks" / "results"
+    files = [path for path in folder.rglob("*.ndjson") if '{"round": {' in path.read_text()[:20]]
+    assert len(files) >= 4
+    for path in files:
+        assert Results(path).machines
