@@ -52,11 +52,11 @@ def best_method(
     counts = residuals.counts
     if counts.sum() < _FEWEST_SAMPLES * len(counts) or len(counts) > MOST_CLASSES:
         return RLU
-    missed = foreseen_error(ResidualModel([(1.0, residuals)], training))
+    model = ResidualModel([(1.0, residuals)], training)
     if training.steps > 1:
         if not can_replay:
             return RLU
-        return RLU if training.steps > BOUNDED_STEPS and missed > _TRAINED else GLS
+        return RLU if training.steps > BOUNDED_STEPS and foreseen_error(model) > _TRAINED else GLS
     if not has_samples or no_regression(counts, training) is not None:
         return GLS
-    return GLS if training.samples * missed <= _EXACT else REGRESSION
+    return GLS if training.samples * foreseen_error(model) <= _EXACT else REGRESSION
