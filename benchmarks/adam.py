@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 from common import NORMALIZATION, lenet_at_accuracy, machine, markdown, mean_sd
+from regimes import few
 
 from rlu_cli.audit.auditor import Auditor
 from rlu_cli.audit.options import RunOptions, SimulationOptions, StepOptions, TrainingOptions
@@ -73,8 +74,7 @@ def measure(images: ImageSet, regime: str, seed: int) -> Iterator[Row]:
     start = lenet_at_accuracy(images, reached, seed=seed)
     federation = SimulationOptions(rounds=1, clients=5)
     if "epochs" in options:
-        rows = np.random.default_rng(seed).choice(len(images.labels), FEW, replace=False)
-        images = replace(images, pixels=images.pixels[rows], labels=images.labels[rows])
+        images = few(images, seed, FEW)
         federation = replace(federation, clients=10, participation=0.5)
     training = StepOptions(batch_size=32, **options)
     simulation = Simulation("fashion-mnist", "lenet5", NORMALIZATION, seed, training, federation)

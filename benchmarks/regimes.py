@@ -130,9 +130,9 @@ def simulated(images: ImageSet, regime: str, seed: int) -> Iterator[Path]:
         yield root
 
 
-def few(images: ImageSet, seed: int) -> ImageSet:
+def few(images: ImageSet, seed: int, count: int = FEW) -> ImageSet:
     """A random part of the images."""
-    rows = np.random.default_rng(seed).choice(len(images.labels), FEW, replace=False)
+    rows = np.random.default_rng(seed).choice(len(images.labels), count, replace=False)
     return replace(images, pixels=images.pixels[rows], labels=images.labels[rows])
 
 
