@@ -7,10 +7,11 @@ from dataclasses import replace
 import numpy as np
 
 from rlu_cli.core.embedding import subtract_heads
+from rlu_cli.core.gradients import mean_gradient, normalised_update
 from rlu_cli.core.methods import METHODS
 from rlu_cli.core.methods.base import Problem
 from rlu_cli.core.moments import model_statistics, softmax
-from rlu_cli.core.recover import head_update, mean_gradient, normalised_update
+from rlu_cli.core.recover import head_update
 from rlu_cli.core.residuals import ResidualPath, residual_moments, residuals
 from rlu_cli.core.types import FloatArray, Head, IntArray, LocalTraining, ModelStatistics, Observation
 

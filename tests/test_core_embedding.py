@@ -15,7 +15,7 @@ from rlu_cli.core.embedding import (
     implied_embedding,
     subtract_heads,
 )
-from rlu_cli.core.recover import normalised_update
+from rlu_cli.core.gradients import normalised_update
 from rlu_cli.core.types import FloatArray, Head, HeadUpdate, LocalTraining, ModelStatistics
 
 

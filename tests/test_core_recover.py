@@ -18,9 +18,10 @@ from hypothesis import strategies as st
 
 from rlu_cli.core import path as path_module
 from rlu_cli.core.confidence import coefficient_matrix
+from rlu_cli.core.gradients import normalised_update
 from rlu_cli.core.methods import METHODS, get_method
 from rlu_cli.core.methods import rlu as rlu_module
-from rlu_cli.core.recover import head_update, normalised_update, recover_labels
+from rlu_cli.core.recover import head_update, recover_labels
 from rlu_cli.core.schemes import path_position
 from rlu_cli.core.search import MeanSimulator, SearchResult
 from rlu_cli.core.simplex import SimplexSolution, SimplexSolver, simplex_least_squares

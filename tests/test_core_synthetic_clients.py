@@ -8,8 +8,9 @@ from core_cases import random_head, statistics_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rlu_cli.core.gradients import mean_gradient
 from rlu_cli.core.moments import softmax
-from rlu_cli.core.recover import head_update, mean_gradient
+from rlu_cli.core.recover import head_update
 from rlu_cli.core.synthetic_clients import ClientSimulator, bandwidth, sample_features, update_features
 from rlu_cli.core.types import Activations, Head, LocalTraining, Observation
 

@@ -41,9 +41,14 @@ SURE, UNSURE = 1e-6, 0.05
         (ONE, True, (10,) * 20, UNSURE, True, False, "regression"),
         (ONE, True, (10,) * 21, UNSURE, True, False, "gls"),
         (LocalTraining(1, 2001, 0.01), True, (10,) * 10, UNSURE, True, False, "gls"),
-        (TEN, True, (10,) * 10, UNSURE, True, True, "gls"),
-        (LONG, True, (10,) * 10, UNSURE, True, True, "rlu"),
-        (LONG, True, (10,) * 10, SURE, True, True, "gls"),
+        (TEN, True, (10,) * 10, SURE, True, True, "gls"),
+        (TEN, True, (10,) * 10, UNSURE, True, True, "replay"),
+        (TEN, True, (9, 11) * 5, UNSURE, True, True, "gls"),
+        (TEN, True, (10,) * 21, UNSURE, True, True, "gls"),
+        (LONG, True, (10,) * 10, UNSURE, True, True, "replay"),
+        (LONG, True, (10,) * 21, UNSURE, True, True, "rlu"),
+        (LONG, True, (10,) * 10, SURE, True, True, "replay"),
+        (LONG, True, (10,) * 21, SURE, True, True, "gls"),
         (LONG, True, (10,) * 10, SURE, True, False, "rlu"),
         (TEN, True, (10,) * 10, UNSURE, True, False, "rlu"),
         (ONE, False, (10,) * 10, UNSURE, True, False, "rlu"),
@@ -103,7 +108,7 @@ def test_few_images_and_searches_are_for_rlu() -> None:
 
 def test_replays_that_take_too_long_are_not_begun(monkeypatch: pytest.MonkeyPatch) -> None:
     flags = ["recover", *sample("trained_m10"), *QUICK]
-    assert call(*flags).document["method"] == "gls"
+    assert call(*flags).document["method"] == "replay"
     monkeypatch.setattr("rlu_cli.audit.auditor._REPLAY_COST", 1e9)
     assert call(*flags).document["method"] == "rlu"
 

@@ -9,11 +9,11 @@ import pytest
 from methods_cases import AUX, known_round, problem_of, proportions, random_head
 from scipy.optimize import linprog
 
+from rlu_cli.core.gradients import mean_gradient
 from rlu_cli.core.methods import METHODS
 from rlu_cli.core.methods.greedy import greedy_counts
 from rlu_cli.core.methods.rlg import _separates
 from rlu_cli.core.moments import model_statistics
-from rlu_cli.core.recover import mean_gradient
 from rlu_cli.core.types import FloatArray, Observation
 
 SEEDS = range(6)

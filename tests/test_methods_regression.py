@@ -11,6 +11,7 @@ from core_cases import scripted_observation
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rlu_cli.core.gradients import normalised_update
 from rlu_cli.core.methods.gls import ResidualModel, fit
 from rlu_cli.core.methods.regression import (
     Regression,
@@ -19,7 +20,7 @@ from rlu_cli.core.methods.regression import (
     widening_for,
 )
 from rlu_cli.core.moments import model_statistics
-from rlu_cli.core.recover import head_update, normalised_update, recover_labels
+from rlu_cli.core.recover import head_update, recover_labels
 from rlu_cli.core.regressor import Prediction
 from rlu_cli.core.residuals import ResidualPath, residual_moments, residuals
 from rlu_cli.core.synthetic_clients import SyntheticClients

@@ -30,16 +30,18 @@ from rlu_cli.audit.options import (
 )
 from rlu_cli.audit.progress import Reporter, silent
 from rlu_cli.audit.replay import with_training
+from rlu_cli.audit.replayed_clients import ReplayedClients
 from rlu_cli.audit.source import Measurement, Source
 from rlu_cli.audit.statistics_file import StoredStatistics, read_statistics
 from rlu_cli.audit.stored_options import options_beside
 from rlu_cli.audit.training import TrainingRecord, resolve_training
 from rlu_cli.audit.updates import update_kind
 from rlu_cli.core.checks import check_sign
+from rlu_cli.core.gradients import normalised_update
 from rlu_cli.core.methods import AUTO, METHODS, Method, best_method, get_method
 from rlu_cli.core.methods.base import check_optimizer
 from rlu_cli.core.noise import weight_direction
-from rlu_cli.core.recover import normalised_update, recover_labels
+from rlu_cli.core.recover import recover_labels
 from rlu_cli.core.residuals import ResidualPath
 from rlu_cli.core.types import FloatArray, Head, LocalTraining, ModelStatistics, Note, Observation, Recovery
 from rlu_cli.core.variates import STATEFUL
@@ -143,6 +145,7 @@ class Auditor:
         self._reporter = reporter
         self._cache = None if self.run.cache is None else StatisticsCache(self.run.cache)
         self._starts: dict[int | None, Measurement] = {}
+        self._makers: dict[tuple[int | None, float], ReplayedClients] = {}
 
     def _read(self, path: Path, *, alone: bool = False) -> Checkpoint:
         """A checkpoint, under the key asked for; of two files, one may hold its weights plainly."""
@@ -358,6 +361,9 @@ class Auditor:
             replayed_update=self._replayed_update(record.training)
             if any(method.needs_update_replays for method in chosen)
             else None,
+            replayed_clients=self._replayed_clients(record)
+            if any(method.needs_replayed_clients for method in chosen)
+            else None,
             scaled=bool(clipped),
             samples=self.run.samples,
             search_iterations=self.run.search_iterations,
@@ -392,6 +398,18 @@ class Auditor:
         effective = self.source.effective_batch(training.batch_size)
         replay = self.source.replay(self.reference, training, effective)  # whose end doesn't matter
         return None if replay is None else replay.update
+
+    def _replayed_clients(self, record: TrainingRecord) -> ReplayedClients | None:
+        """What makes up clients from the global model on, None where training can't be replayed."""
+        training = record.training
+        effective = self.source.effective_batch(training.batch_size)
+        key = (effective, record.noise_std)
+        if key not in self._makers:
+            base = self.source.replay(self.reference, training, effective)
+            if base is None:
+                return None
+            self._makers[key] = ReplayedClients(base, record.noise_std)
+        return self._makers[key]
 
     def _best(self, record: TrainingRecord, *, has_bias: bool) -> Method:
         """What ``auto`` stands for. It hangs on how clients train, not on their numbers."""

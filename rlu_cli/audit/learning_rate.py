@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from rlu_cli.audit.replay import Replay
+from rlu_cli.core.gradients import normalised_update
 from rlu_cli.core.learning_rate import (
     LearningRate,
     estimate_learning_rate,
@@ -15,7 +16,6 @@ from rlu_cli.core.learning_rate import (
 from rlu_cli.core.methods.assumptions import is_trained
 from rlu_cli.core.misfit import motion
 from rlu_cli.core.path import solve_on_path
-from rlu_cli.core.recover import normalised_update
 from rlu_cli.core.types import Activations, LocalTraining, Note, Observation
 from rlu_cli.errors import MismatchError
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -60,7 +61,7 @@ class Replay:
     def __call__(self, z: FloatArray, draw: int = 0) -> ResidualMoments | None:
         """Moments of Σ_τ ρ^τ r^τ / Σ_τ ρ^τ over the auxiliary samples; None where training diverges."""
         nodes, weights = replay_nodes(self.training)
-        *states, last = self._train(self._batches(z, draw), at=[*nodes, self.training.steps])
+        *states, last = self.states(self._batches(z, draw), at=[*nodes, self.training.steps])
         missing = {
             name: self._without_noise(self.end[name].to(value) - value)
             for name, value in last.items()
@@ -91,7 +92,11 @@ class Replay:
 
     def update(self, z: FloatArray, draw: int = 0) -> Head | None:
         """ΔW and Δb of a replayed training on mix z; None where it diverges."""
-        (last,) = self._train(self._batches(z, draw), at=[self.training.steps])
+        (last,) = self.states(self._batches(z, draw), at=[self.training.steps])
+        return self.head_change(last)
+
+    def head_change(self, last: Mapping[str, Tensor]) -> Head | None:
+        """ΔW and Δb of a model from the global one to ``last``; None where it isn't finite."""
         layer = self.network.layer.name
         weight, bias = (f"{layer}.{part}" if layer else part for part in ("weight", "bias"))
         change = {name: last[name].double() - self.start[name].double().cpu() for name in (weight, bias)}
@@ -110,7 +115,7 @@ class Replay:
 
     def distance(self, z: FloatArray, draw: int = 0) -> float:
         """‖θ̃^m − θ_global‖ over the parameters: how far a replayed training gets."""
-        return self._travelled(self._train(self._batches(z, draw), at=[self.training.steps])[0])
+        return self._travelled(self.states(self._batches(z, draw), at=[self.training.steps])[0])
 
     @property
     def travelled(self) -> float:
@@ -122,8 +127,16 @@ class Replay:
         ways = [(end[name].double() - self.start[name].double()).norm() for name in names]
         return float(torch.stack(ways).norm())
 
-    def _train(self, batches: list[IntArray], *, at: list[int]) -> list[dict[str, Tensor]]:
-        """Train from the global model: copies of its state before each of the steps ``at``; m is the end."""
+    def states(
+        self, batches: list[IntArray], *, at: list[int], random: bool = True
+    ) -> list[dict[str, Tensor]]:
+        """Train from the global model: copies of its state before each of the steps ``at``; m is the end.
+
+        Parameters
+        ----------
+        batches : rows of auxiliary samples, for each step
+        random : whether layers may take torch's random numbers, which threads share
+        """
         model = copy.deepcopy(self.network.model).requires_grad_(True)
         load_weights(model, self.start, where="the global model")
         seen: dict[int, dict[str, Tensor]] = {}
@@ -135,8 +148,11 @@ class Replay:
                 pixels = self.images.pixels[rows].to(self.device)
                 yield self.normalization.apply(pixels), self.images.labels[rows].to(self.device)
 
-        with torch.random.fork_rng(devices=[]), torch.enable_grad():
-            torch.manual_seed(self.seed)  # for dropout
+        with ExitStack() as ways:
+            ways.enter_context(torch.enable_grad())
+            if random:
+                ways.enter_context(torch.random.fork_rng(devices=[]))
+                torch.manual_seed(self.seed)  # for dropout
             local_training(model, feed(), self.training)
         seen[len(batches)] = snapshot(model)
         return [seen[step] for step in at]

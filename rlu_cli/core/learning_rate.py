@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from rlu_cli.core.gradients import normalised_update, without_drift
 from rlu_cli.core.path import solve_on_path
-from rlu_cli.core.recover import normalised_update, without_drift
 from rlu_cli.core.residuals import MOST_CLASSES, residuals
 from rlu_cli.core.rounding import round_to_total
 from rlu_cli.core.schemes import batch_variance, impulse_response, step_rates

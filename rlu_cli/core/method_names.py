@@ -6,6 +6,7 @@ METHOD_NAMES = (
     "rlu",
     "gls",
     "regression",
+    "replay",
     "surrogate",
     "idlg",
     "gradinversion",

@@ -6,19 +6,18 @@ import numpy as np
 
 from rlu_cli.core.checks import check_embedding, check_heads, check_misfit, check_moved, check_update
 from rlu_cli.core.coarse import check_coarse
-from rlu_cli.core.embedding import bias_from_weight, embedding_match, subtract_heads
+from rlu_cli.core.embedding import embedding_match, subtract_heads
+from rlu_cli.core.gradients import mean_gradient, normalised_update, without_drift
 from rlu_cli.core.methods import AUTO, Method, best_method, get_method
 from rlu_cli.core.methods.assumptions import assumption_notes, own_confidence
 from rlu_cli.core.methods.base import Problem, check_optimizer
 from rlu_cli.core.misfit import misfit, motion
 from rlu_cli.core.noise import normalised_noise
 from rlu_cli.core.rounding import round_to_total
-from rlu_cli.core.schemes import check_training, drift, impulse_response, step_rates
+from rlu_cli.core.schemes import check_training, step_rates
 from rlu_cli.core.types import (
-    FloatArray,
     Head,
     HeadUpdate,
-    ModelStatistics,
     Observation,
     Recovery,
 )
@@ -46,53 +45,6 @@ def head_update(local: Head, reference: Head) -> HeadUpdate:
     update = subtract_heads(local, reference)
     check_moved(update)
     return update
-
-
-def without_drift(observation: Observation) -> HeadUpdate:
-    """Δ + h of the whole head: what the samples' gradients did, without weight decay and constants.
-
-    h is linear in the global value and in the scheme's constant gradient, so two numbers give it for
-    all of W and b.
-    """
-    training, update, head = observation.training, observation.update, observation.head
-    decay = float(drift(training, initial=np.ones(())))
-    pull = float(drift(training, initial=np.zeros(()), constant=1.0))
-    weight = update.weight + decay * head.weight
-    bias = None if update.bias is None or head.bias is None else update.bias + decay * head.bias
-    constant = observation.constant_gradient
-    if constant is not None:
-        weight = weight + pull * constant.weight
-        if bias is not None and constant.bias is not None:
-            bias = bias + pull * constant.bias
-    return HeadUpdate(weight, bias)
-
-
-def normalised_update(observation: Observation, update: HeadUpdate | None = None) -> FloatArray:
-    """u = (Δb + h) / (η Σ_τ ρ^τ), shape (N,): what a mean step of rate 1 would have done to the bias.
-
-    For a head without bias, Δb + h is read off ΔW + h along the auxiliary mean embedding.
-
-    Parameters
-    ----------
-    update : Δ + h, where it is known already
-    """
-    update = without_drift(observation) if update is None else update
-    change = update.bias
-    if change is None:
-        change = bias_from_weight(update, _mean_embedding(observation.start, observation.end))
-    return change / float(np.sum(impulse_response(observation.training)))
-
-
-def mean_gradient(observation: Observation, update: HeadUpdate | None = None) -> Head:
-    """∇ = −(Δ + h) / (η Σ_τ ρ^τ) of W and b: the gradients of the steps, averaged with weights ρ.
-
-    Parameters
-    ----------
-    update : Δ + h, where it is known already
-    """
-    update = without_drift(observation) if update is None else update
-    scale = -1.0 / float(np.sum(impulse_response(observation.training)))
-    return Head(scale * update.weight, None if update.bias is None else scale * update.bias)
 
 
 def recover_labels(observation: Observation, *, method: str = "auto") -> Recovery:
@@ -235,9 +187,3 @@ def _check_shapes(observation: Observation) -> None:
                 f"expected {name} statistics of {N} classes and {L} embedding values, "
                 f"found {found[0]} and {found[1]}: they are of another network"
             )
-
-
-def _mean_embedding(start: ModelStatistics, end: ModelStatistics | None) -> FloatArray:
-    ends = (start,) if end is None else (start, end)
-    purpose = "an output layer without a bias"
-    return np.asarray(np.mean([end.embeddings_for(purpose)[0].mean(axis=0) for end in ends], axis=0))

@@ -7,8 +7,9 @@ Symbols, as everywhere in this package: N classes, L embedding size, m local ste
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from rlu_cli.core.progress import Progress, ignore
 from rlu_cli.errors import MismatchError
 
 if TYPE_CHECKING:
+    from rlu_cli.core.client_views import ReplayClients
     from rlu_cli.core.residuals import ResidualMoments, ResidualPath
 
 FloatArray = NDArray[np.float64]
@@ -183,6 +185,27 @@ class LocalTraining:
         """How many samples the client saw: what the counts sum to."""
         return self.steps * self.batch_size if self.total is None else self.total
 
+    @property
+    def seen(self) -> int:
+        """How many different samples that were, as far as is known."""
+        return self.samples if self.distinct is None else min(self.samples, self.distinct)
+
+    @property
+    def epochs(self) -> int | None:
+        """Whole passes over the client's samples, the last batch of each smaller; None for other training."""
+        if self.distinct is None or self.samples % self.distinct:
+            return None
+        epochs = self.samples // self.distinct
+        return epochs if self.steps == epochs * math.ceil(self.distinct / self.batch_size) else None
+
+    def resized(self, size: int) -> LocalTraining:
+        """As many passes over so many samples; itself where it isn't whole passes or has rates by step."""
+        epochs = self.epochs
+        if epochs is None or not isinstance(self.lr, float):
+            return self
+        steps = epochs * math.ceil(size / self.batch_size)
+        return replace(self, steps=steps, total=epochs * size, distinct=size)
+
 
 @dataclass(frozen=True)
 class Observation:
@@ -201,6 +224,7 @@ class Observation:
     noise_std : standard deviation of the Gaussian noise that is known to lie on each parameter's update
     replayed_update : from proportions z, shape (N,), and the number of a draw to ΔW and Δb of a replayed
         training on such a mix, None where it diverges; for the methods that ask for it
+    replayed_clients : replays training on class mixes and looks at the models too; likewise
     scaled : whether the update was scaled down by an unknown factor; then there are no bounds
     progress : told how far the methods are that take seconds
     """
@@ -214,6 +238,7 @@ class Observation:
     rounding: float = 0.0
     noise_std: float = 0.0
     replayed_update: Callable[[FloatArray, int], Head | None] | None = None
+    replayed_clients: ReplayClients | None = None
     scaled: bool = False
     residuals: ResidualPath | None = None
     samples: int = 10_000

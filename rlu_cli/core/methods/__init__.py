@@ -15,6 +15,7 @@ from rlu_cli.core.methods.llg import LLG
 from rlu_cli.core.methods.llg_plus import LLG_PLUS
 from rlu_cli.core.methods.random import RANDOM
 from rlu_cli.core.methods.regression import REGRESSION
+from rlu_cli.core.methods.replay import REPLAY
 from rlu_cli.core.methods.rlg import RLG
 from rlu_cli.core.methods.rlu import RLU
 from rlu_cli.core.methods.surrogate import SURROGATE
@@ -28,6 +29,7 @@ METHODS: dict[str, Method] = {
         RLU,
         GLS,
         REGRESSION,
+        REPLAY,
         SURROGATE,
         IDLG,
         GRADINVERSION,

@@ -6,6 +6,8 @@ from rlu_cli.core.methods.base import Method
 from rlu_cli.core.methods.gls import BOUNDED_STEPS, GLS, ResidualModel, foreseen_error
 from rlu_cli.core.methods.regression import REGRESSION
 from rlu_cli.core.methods.regression import out_of_scope as no_regression
+from rlu_cli.core.methods.replay import REPLAY
+from rlu_cli.core.methods.replay import out_of_scope as no_replay
 from rlu_cli.core.methods.rlu import RLU
 from rlu_cli.core.methods.surrogate import SURROGATE
 from rlu_cli.core.residuals import MOST_CLASSES, ResidualMoments
@@ -33,7 +35,7 @@ def best_method(
     has_samples: bool,
     can_replay: bool,
 ) -> Method:
-    """`regression` for one step of a trained model, `rlu` for many, `gls` for the rest.
+    """`regression` for one step of a trained model, `replay` for several, `gls` for the rest.
 
     Measured, each is at least as good there as `rlu`, which answers too where they don't have all that they
     need; see "Error bars" in the docs. How trained a model is shows in the error that `gls` foresees.
@@ -56,7 +58,10 @@ def best_method(
     if training.steps > 1:
         if not can_replay:
             return RLU
-        return RLU if training.steps > BOUNDED_STEPS and foreseen_error(model) > _TRAINED else GLS
+        many, trained = training.steps > BOUNDED_STEPS, foreseen_error(model) > _TRAINED
+        if (many or trained) and no_replay(counts, training) is None:
+            return REPLAY
+        return RLU if many and trained else GLS
     if not has_samples or no_regression(counts, training) is not None:
         return GLS
     return GLS if training.samples * foreseen_error(model) <= _EXACT else REGRESSION

@@ -12,7 +12,7 @@ from rlu_cli.core.confidence import coefficient_matrix
 from rlu_cli.core.path import PathSolution, solve_on_path
 from rlu_cli.core.simplex import SimplexSolution
 from rlu_cli.core.types import Estimate, FloatArray, Head, LocalTraining, Note, Observation
-from rlu_cli.errors import UsageError
+from rlu_cli.errors import MismatchError, UsageError
 
 
 @dataclass(frozen=True)
@@ -83,6 +83,7 @@ class Method:
     needs_residuals : whether it wants single samples' residuals (`Observation.residuals`)
     needs_samples : whether it wants the samples themselves beside them (`ResidualPath.samples`)
     needs_update_replays : whether it wants replayed updates (`Observation.replayed_update`)
+    needs_replayed_clients : whether it wants replayed clients (`Observation.replayed_clients`)
     any_optimizer : whether it reads updates of optimisers that aren't linear in the gradients
     """
 
@@ -97,6 +98,7 @@ class Method:
     needs_residuals: bool = False
     needs_samples: bool = False
     needs_update_replays: bool = False
+    needs_replayed_clients: bool = False
     any_optimizer: bool = False
 
 
@@ -117,6 +119,20 @@ def check_optimizer(method: Method, training: LocalTraining) -> None:
 def never(training: LocalTraining) -> bool:
     """``needs_end`` of methods that look at the global model alone."""
     return False
+
+
+def check_diverging(diverged: int, replays: int) -> None:
+    """Refuse training values under which most replays of a training diverge.
+
+    Raises
+    ------
+    MismatchError
+    """
+    if diverged > replays / 2:
+        raise MismatchError(
+            f"expected training that can be replayed, found {diverged} of {replays} replays diverge: correct "
+            "--lr, --optimizer or --steps"
+        )
 
 
 def solution_notes(solution: SimplexSolution, *, known_to_the_end: bool) -> tuple[Note, ...]:

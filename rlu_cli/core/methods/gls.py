@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -15,7 +15,7 @@ from rlu_cli.core.progress import Progress
 from rlu_cli.core.residuals import Replay, ResidualMoments
 from rlu_cli.core.schemes import batch_variance, impulse_response
 from rlu_cli.core.simplex import SimplexSolution, SimplexSolver, simplex_least_squares
-from rlu_cli.core.types import Estimate, FloatArray, IntArray, LocalTraining
+from rlu_cli.core.types import Estimate, FloatArray, IntArray, LocalTraining, Note
 
 _SWEEPS = 4
 """Alternations of weights and solution; the weights settle in two or three."""
@@ -170,6 +170,14 @@ def solve(problem: Problem) -> Estimate:
         low=low,
         high=high,
         presence=presence,
+    )
+
+
+def solve_instead(problem: Problem, *notes: Note, **found: float) -> Estimate:
+    """The answer for a method that has none here, with its notes and diagnostics."""
+    estimate = solve(problem)
+    return replace(
+        estimate, diagnostics={**estimate.diagnostics, **found}, warnings=(*estimate.warnings, *notes)
     )
 
 

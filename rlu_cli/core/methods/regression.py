@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
 
 from rlu_cli.core.methods.base import Capabilities, Method, Problem
-from rlu_cli.core.methods.gls import GLS, ResidualModel, fit
-from rlu_cli.core.methods.gls import solve as solve_by_gls
+from rlu_cli.core.methods.gls import GLS, ResidualModel, fit, solve_instead
 from rlu_cli.core.noise import normalised_noise
 from rlu_cli.core.parallel import one_thread
 from rlu_cli.core.progress import Progress, ignore
@@ -94,7 +93,7 @@ def solve(problem: Problem) -> Estimate:
     if observation.noise_std and path.along is None and why is None:
         why = "the update has noise, and single auxiliary samples' embeddings are unknown"
     if path.samples is None or why is not None:
-        return _by_gls(problem, Note("regression-not-fitted", f"{why}: the counts are those of gls"))
+        return solve_instead(problem, Note("regression-not-fitted", f"{why}: the counts are those of gls"))
     noise = _known_noise(problem)
     regression = _regression(problem, path.samples, path.start, noise)
     seen = update_features(problem.gradient, observation.head, noise)
@@ -106,14 +105,14 @@ def solve(problem: Problem) -> Estimate:
         "regression_strangeness": strangeness / regression.strangest,
     }
     if not regression.better:
-        return _by_gls(problem, **found)
+        return solve_instead(problem, **found)
     if not strangeness <= _STRANGE * regression.strangest:
         note = Note(
             "regression-strange-update",
             "the update is unlike that of any simulated client (noise, other data or training values?): the "
             "counts are those of gls",
         )
-        return _by_gls(problem, note, **found)
+        return solve_instead(problem, note, **found)
     prediction = regression.regressor(features)
     low, high = rounded_bounds(prediction, problem.total, regression.widening)
     z = prediction.proportions[0]
@@ -154,13 +153,6 @@ def out_of_scope(counts: IntArray, training: LocalTraining) -> str | None:
     if fewest < _FEWEST_AUXILIARY:
         return f"a class has {fewest} auxiliary samples, and regression needs {_FEWEST_AUXILIARY}"
     return None
-
-
-def _by_gls(problem: Problem, *notes: Note, **found: float) -> Estimate:
-    estimate = solve_by_gls(problem)
-    return replace(
-        estimate, diagnostics={**estimate.diagnostics, **found}, warnings=(*estimate.warnings, *notes)
-    )
 
 
 def _known_noise(problem: Problem) -> FeatureNoise | None:

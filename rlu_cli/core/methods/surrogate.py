@@ -8,13 +8,12 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from rlu_cli.core.methods.base import Capabilities, Method, Problem, never
+from rlu_cli.core.methods.base import Capabilities, Method, Problem, check_diverging, never
 from rlu_cli.core.rounding import round_to_total
 from rlu_cli.core.schemes import step_rates
 from rlu_cli.core.simplex import SimplexSolution, simplex_least_squares
 from rlu_cli.core.synthetic_clients import draw_mixes
 from rlu_cli.core.types import Estimate, FloatArray, Head, LocalTraining, ModelStatistics
-from rlu_cli.errors import MismatchError
 
 _FIRST, _NEAR, _ROUNDS = 100, 30, 2
 """Replays on mixes of every kind, which all clients of a round share, and on mixes near the estimate."""
@@ -182,11 +181,7 @@ def _replayed(
     """
     changes = [(round_to_total(z, total) / total, replay(z, first + draw)) for draw, z in enumerate(mixes)]
     kept = [(z, features(change)) for z, change in changes if change is not None]
-    if len(kept) < len(mixes) / 2:
-        raise MismatchError(
-            f"expected training that can be replayed, found {len(mixes) - len(kept)} of {len(mixes)} replays "
-            "diverge: correct --lr, --optimizer or --steps"
-        )
+    check_diverging(len(mixes) - len(kept), len(mixes))
     return Replayed(np.array([z for z, _ in kept]), np.array([f for _, f in kept]))
 
 

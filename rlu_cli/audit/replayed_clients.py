@@ -1,0 +1,164 @@
+"""Clients made up by training on auxiliary samples, to learn from what training does."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.modules.dropout import _DropoutNd
+
+from rlu_cli.audit.probe import probe
+from rlu_cli.audit.replay import Replay
+from rlu_cli.core.client_views import ModelMeans, ReplayedClient, ReplayPlan
+from rlu_cli.core.moments import softmax
+from rlu_cli.core.parallel import for_each
+from rlu_cli.core.progress import Progress
+from rlu_cli.core.types import FloatArray, IntArray, LocalTraining
+from rlu_cli.models import load_weights, multiply_adds
+from rlu_cli.simulation.client import epoch_indices, step_indices
+
+_TRAINED_ON = 0.6
+"""Share of each class's auxiliary samples that a client draws from; it is looked at on the others."""
+
+_EVENNESS = 2.0
+"""Their weights are Dirichlet's with this concentration."""
+
+
+@dataclass(frozen=True, eq=False)
+class ReplayedClients:
+    """`ReplayClients` by the network itself.
+
+    base : any replay from the same global model; its training and its end don't matter
+    noise_std : of Gaussian noise to be added to each parameter's update
+    """
+
+    base: Replay
+    noise_std: float = 0.0
+
+    def __call__(self, plans: list[ReplayPlan], progress: Progress) -> list[ReplayedClient | None]:
+        """One client a plan, each by random numbers of its own: the same on any number of threads."""
+        found: list[ReplayedClient | None] = [None] * len(plans)
+        done = 0
+
+        def replay(index: int) -> None:
+            nonlocal done
+            found[index] = self._client(plans[index])
+            done += 1
+            progress(done, len(plans))
+
+        _ = self._before
+        if self._side_by_side:
+            for_each(replay, range(len(plans)))
+        else:
+            for index in range(len(plans)):
+                replay(index)
+        return found
+
+    def cost(self, training: LocalTraining) -> float:
+        """Two for each multiplication; a training step takes three passes."""
+        looked_at = (1 - _TRAINED_ON) * len(self._labels)
+        return 2.0 * self._multiply_adds * (looked_at + 3 * training.samples)
+
+    @cached_property
+    def _multiply_adds(self) -> int:
+        network = self.base.network
+        image = torch.zeros(1, network.channels, *network.image_size, device=self.base.device)
+        return multiply_adds(network.model, image)
+
+    @cached_property
+    def _side_by_side(self) -> bool:
+        """Whether threads stay out of each other's way: on the CPU, without torch's random numbers."""
+        network = self.base.network
+        drops = any(isinstance(module, _DropoutNd) for module in network.model.modules())
+        return self.base.device == "cpu" and network.spec.kind == "builtin" and not drops
+
+    @cached_property
+    def _labels(self) -> IntArray:
+        return self.base.images.labels.numpy()
+
+    @cached_property
+    def _before(self) -> FloatArray:
+        """The global model's logits, shape (M, N)."""
+        return self._logits(self.base.start, np.arange(len(self._labels)))
+
+    def _client(self, plan: ReplayPlan) -> ReplayedClient | None:
+        rng = np.random.default_rng((self.base.seed, 2, plan.draw))
+        share, held_out = self._share(plan.counts, rng)
+        batches = _batches(share, plan.training, rng)
+        replay = replace(self.base, training=plan.training)
+        (end,) = replay.states(batches, at=[len(batches)], random=not self._side_by_side)
+        if self.noise_std:
+            end = self._noisy(end, plan.draw)
+        change = replay.head_change(end)
+        if change is None or not all(bool(torch.isfinite(v).all()) for v in end.values()):
+            return None
+        labels = self._labels[held_out]
+        seen = np.bincount(self._labels[np.concatenate(batches)], minlength=len(plan.counts))
+        return ReplayedClient(
+            seen / seen.sum(),
+            change,
+            _means(self._before[held_out], labels),
+            _means(self._logits(end, held_out), labels),
+        )
+
+    def _share(self, counts: IntArray, rng: np.random.Generator) -> tuple[IntArray, IntArray]:
+        """The client's samples, rows of the auxiliary ones, and the rows that it can't have drawn."""
+        share, held_out = [], []
+        for n, count in enumerate(counts):
+            members = rng.permutation(np.flatnonzero(self._labels == n))
+            kept = math.ceil(_TRAINED_ON * len(members))
+            weights = rng.dirichlet(np.full(kept, _EVENNESS))
+            share.append(rng.choice(members[:kept], int(count), p=weights))
+            held_out.append(members[kept:])
+        return np.concatenate(share), np.sort(np.concatenate(held_out))
+
+    def _noisy(self, state: dict[str, Tensor], draw: int) -> dict[str, Tensor]:
+        drawn = torch.Generator().manual_seed(draw)
+        trained = {name for name, _ in self.base.network.model.named_parameters()}
+        return {
+            name: value + self.noise_std * torch.randn(value.shape, generator=drawn).to(value)
+            if name in trained
+            else value
+            for name, value in state.items()
+        }
+
+    def _logits(self, state: Mapping[str, Tensor], rows: IntArray) -> FloatArray:
+        base = self.base
+        network = replace(base.network, model=copy.deepcopy(base.network.model))
+        load_weights(network.model, state, where="a replayed model")
+        images = replace(base.images, pixels=base.images.pixels[rows], labels=base.images.labels[rows])
+        found = probe(
+            network,
+            images,
+            base.normalization,
+            batch_norm=base.batch_norm,
+            dropout=base.dropout,
+            batch_size=base.batch_size,
+            seed=base.seed,
+            device=base.device,
+        )
+        return found.logits.astype(np.float64)
+
+
+def _batches(share: IntArray, training: LocalTraining, rng: np.random.Generator) -> list[IntArray]:
+    """Which samples each step sees, as `simulate` has it."""
+    if training.epochs is not None:
+        return list(epoch_indices(share, training.epochs, training.batch_size, rng=rng))
+    if training.seen < training.samples:
+        return list(step_indices(share, training.steps, training.batch_size, rng=rng))
+    return np.array_split(rng.permutation(share), training.steps)
+
+
+def _means(logits: FloatArray, labels: IntArray) -> ModelMeans:
+    confidence = softmax(logits)
+    classes = range(logits.shape[1])
+    return ModelMeans(
+        np.stack([logits[labels == n].mean(axis=0) for n in classes]),
+        np.stack([confidence[labels == n].mean(axis=0) for n in classes]),
+    )

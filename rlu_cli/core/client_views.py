@@ -1,0 +1,158 @@
+"""What is looked at of one client's training, class by class."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from rlu_cli.core.progress import Progress
+from rlu_cli.core.simplex import simplex_least_squares
+from rlu_cli.core.types import FloatArray, Head, IntArray, LocalTraining
+
+_LEAST = 1e-6
+"""Confidences below are not told apart by their logarithms."""
+
+
+@dataclass(frozen=True)
+class ModelMeans:
+    """What a model makes of samples, averaged by their class n.
+
+    logits : shape (N, N), E[q_j | class n]
+    confidence : shape (N, N), E[s_j | class n]
+    """
+
+    logits: FloatArray
+    confidence: FloatArray
+
+
+@dataclass(frozen=True)
+class ReplayedClient:
+    """A training replayed on auxiliary samples, looked at on those that it did not see.
+
+    proportions : z of the samples that it saw, shape (N,)
+    change : ΔW and Δb
+    start, end : the model before and after
+    """
+
+    proportions: FloatArray
+    change: Head
+    start: ModelMeans
+    end: ModelMeans
+
+
+@dataclass(frozen=True)
+class ReplayPlan:
+    """Training to be replayed: counts of each class among its different samples, and how it goes.
+
+    draw : number of the random choice of its samples
+    """
+
+    counts: IntArray
+    training: LocalTraining
+    draw: int
+
+
+class ReplayClients(Protocol):
+    """Replays training on class mixes; None in place of those that diverge."""
+
+    def __call__(self, plans: list[ReplayPlan], progress: Progress) -> list[ReplayedClient | None]: ...
+
+    def cost(self, training: LocalTraining) -> float:
+        """Floating-point operations of one replay."""
+
+
+@dataclass(frozen=True)
+class ClientView:
+    """A client, real or replayed, as far as its features go.
+
+    gradient : ∇W and ∇b, as in `Problem`
+    start, end : of the global and the local model
+    pace : η Σ_τ ρ^τ
+    """
+
+    gradient: Head
+    start: ModelMeans
+    end: ModelMeans
+    pace: float
+
+
+def class_features(client: ClientView, head: Head, embedding_mean: FloatArray) -> FloatArray:
+    """Numbers that say how much of each class a client trained on, shape (N, F), one class a row.
+
+    The same function of every class, so that what is learnt of one class serves all:
+
+    - the bias update −∇b, alone and in units of its steps, and the proportions z that least squares find
+      with S halfway between both models; ‖z‖² says how skewed the client is
+    - how the class's logit moved on its own samples and on the others', before and after each sample's
+      mean shift is taken away
+    - the class's mean confidence on its own samples, the others' and all, of both models and as the
+      logarithm of their ratio: training on few classes draws all predictions to them
+    - the weight update along each class's mean embedding and along the head's rows
+
+    Parameters
+    ----------
+    head : the global model's
+    embedding_mean : ē of each class under the global model, shape (N, L)
+    """
+    assert client.gradient.bias is not None
+    N = len(client.gradient.bias)
+    u = -client.gradient.bias
+    before, after = client.start.confidence, client.end.confidence
+    z = simplex_least_squares(np.eye(N) - (before + after).T / 2, u).z
+    moved = client.end.logits - client.start.logits
+    centred = moved - moved.mean(axis=1, keepdims=True)
+    along = -client.gradient.weight @ embedding_mean.T
+    rows = -client.gradient.weight @ head.weight.T
+    own, rest, everywhere = zip(*(_parts(c) for c in (before, after)), strict=True)
+    columns = [
+        u,
+        u * client.pace,
+        z,
+        np.log(z + 0.01),
+        np.full(N, z @ z),
+        np.full(N, np.log(client.pace)),
+        np.diag(moved),
+        np.diag(centred),
+        _others(moved),
+        _others(centred),
+        centred.min(axis=0),
+        centred.max(axis=0),
+        np.full(N, np.abs(centred).mean()),
+        *own,
+        *everywhere,
+        np.log(own[1]),
+        np.log(rest[0]),
+        rest[1],
+        np.log(rest[1]),
+        *(np.log(part[1] / part[0]) for part in (own, rest, everywhere)),
+        *_around(along),
+        along.mean(axis=1),
+        np.diag(along) - _largest_other(along),
+        *_around(rows),
+        rows.min(axis=0),
+        rows.min(axis=1),
+    ]
+    return np.column_stack(columns)
+
+
+def _parts(confidence: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """Mean confidence in each class of its own samples, of the others' and of all."""
+    known = np.maximum(confidence, _LEAST)
+    return np.diag(known), _others(known), known.mean(axis=0)
+
+
+def _others(values: FloatArray) -> FloatArray:
+    """Means of the columns without the diagonal, shape (N,)."""
+    return np.asarray((values.sum(axis=0) - np.diag(values)) / (len(values) - 1))
+
+
+def _around(values: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """The diagonal, and the means of the rows and of the columns without it."""
+    return np.diag(values), _others(values.T), _others(values)
+
+
+def _largest_other(values: FloatArray) -> FloatArray:
+    """The largest number of each row beside the diagonal, shape (N,)."""
+    return np.asarray(np.where(np.eye(len(values), dtype=bool), -np.inf, values).max(axis=1))

@@ -1,0 +1,287 @@
+"""Regression on replayed clients: label proportions as a function of all that several steps did."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+from rlu_cli.core.client_views import ClientView, ModelMeans, ReplayedClient, ReplayPlan, class_features
+from rlu_cli.core.gradients import mean_gradient
+from rlu_cli.core.kernel_regression import KernelRegression
+from rlu_cli.core.methods.base import Capabilities, Method, Problem, check_diverging
+from rlu_cli.core.methods.gls import BOUNDED_STEPS, GLS, solve_instead
+from rlu_cli.core.methods.gls import solve as solve_by_gls
+from rlu_cli.core.residuals import MOST_SAMPLED, ResidualMoments
+from rlu_cli.core.rounding import round_to_total
+from rlu_cli.core.schemes import impulse_response
+from rlu_cli.core.synthetic_clients import draw_mixes
+from rlu_cli.core.types import (
+    Estimate,
+    FloatArray,
+    Head,
+    HeadUpdate,
+    IntArray,
+    LocalTraining,
+    ModelStatistics,
+    Note,
+    Observation,
+)
+
+_REPLAYS, _FEWEST = 100, 40
+"""Replays a global model with the default ``--samples``; fewer where they are dear."""
+
+_LEAST = 20
+"""Replays with ever so few ``--samples``."""
+
+_WORK = 1e12
+"""Floating-point operations of them all that keep them from being fewer."""
+
+_DEFAULT_SAMPLES = 10_000
+
+_SURE = 0.1
+"""Error on clients left out below which replays near the answer are worth it: where the samples' chance
+decides, and not what training makes of them, they tell nothing new."""
+
+_NEAR, _LEAST_NEAR = 8, 4
+_CONCENTRATION, _SPREAD = 30.0, 0.15
+"""The mixes of those are Dirichlet's with 30 z + 0.15."""
+
+_MOST_CLASSES, _FEWEST_AUXILIARY = MOST_SAMPLED, 10
+
+_STRANGE = 2.0
+"""How much stranger than all replayed clients one may be."""
+
+
+@dataclass(frozen=True)
+class Replays:
+    """Replayed clients: features, shape (R, N, F), and proportions, shape (R, N)."""
+
+    features: FloatArray
+    proportions: FloatArray
+
+    def and_(self, others: Replays) -> Replays:
+        """Both together."""
+        return Replays(
+            np.concatenate((self.features, others.features)),
+            np.concatenate((self.proportions, others.proportions)),
+        )
+
+    def regression(self, like: KernelRegression | None = None) -> KernelRegression:
+        """Learnt from them; ``like`` as in `KernelRegression`."""
+        return KernelRegression(self.features, self.proportions, like=like)
+
+
+_known: WeakKeyDictionary[ModelStatistics, dict[tuple[object, ...], tuple[Replays, KernelRegression]]] = (
+    WeakKeyDictionary()
+)
+"""Of each global model, by all else that the replays depend on."""
+
+
+def solve(problem: Problem) -> Estimate:
+    """Label proportions by regression on replays of the client's training.
+
+        √z_n ≈ f(x_n),     x_n the features of class n in the update, and in both models' auxiliary logits
+
+    On the way of several steps nothing is linear: S changes with every step, and over whole epochs the model
+    adapts to the client's mix until its gradients say little of it. But the auditor can train too. So 40 to
+    100 clients are made up: class mixes are Dirichlet's (concentrations log-uniform from 0.1 to 3), each
+    client draws its samples from six in ten of the auxiliary ones, with weights of their own, and trains on
+    them as the real one did, from the global model on. It is looked at with the auxiliary samples that it has
+    not seen, as the real one is with all of them. All clients that train alike share the replays; over whole
+    epochs so do those of about as many samples, within a factor of two.
+
+    f is the same for every class (`class_features`, `KernelRegression`), so N samples come of each replay.
+    Its errors on replays left out give the bounds and the presence. Where these errors are small, 16 more
+    replays near the answer sharpen it; up to 20 steps the answer is averaged with that of `gls`, which looks
+    at other things (single samples' covariances, the models between both ends) and errs otherwise.
+
+    Assumptions: auxiliary samples like the client's; optimiser and steps known, no gradients from outside
+    (Scaffold, FedDyn, FedDC). Uses both models' logits, ΔW, Δb, the auxiliary images and the network.
+    Source: regression for simulators (Beaumont et al. 2002; Papamakarios & Murray 2016).
+    """
+    observation = problem.observation
+    path = observation.residuals
+    assert path is not None
+    why = out_of_scope(path.start.counts, observation.training)
+    if observation.start.embedding_mean is None and why is None:
+        why = "the auxiliary samples' embeddings are unknown"
+    if observation.replayed_clients is None and why is None:
+        why = "the client's training can't be replayed"
+    if observation.scaled and why is None:
+        why = "the update was clipped, by a factor that nobody knows"
+    if (path.end is None or observation.end is None) and why is None:
+        why = "the local model's statistics are unknown"
+    if why is not None or path.end is None or observation.end is None:
+        return solve_instead(problem, Note("replay-not-fitted", f"{why}: the counts are those of gls"))
+    view = ClientView(
+        problem.gradient,
+        _means(observation.start, path.start),
+        _means(observation.end, path.end),
+        _pace(observation.training),
+    )
+    replays, regression = _replays(observation)
+    features = class_features(view, observation.head, _embeddings(observation))
+    strangeness = regression.strangeness(features)
+    found = {"replay_error": regression.error, "replay_strangeness": strangeness}
+    if not strangeness <= _STRANGE:
+        note = Note(
+            "replay-strange-update",
+            "the update is unlike that of any replayed client (noise, other data or training values?): the "
+            "counts are those of gls",
+        )
+        return solve_instead(problem, note, **found)
+    if regression.error < _SURE:
+        replays = replays.and_(_near(observation, regression(features).proportions))
+        regression = replays.regression(regression)
+        found["replay_error"] = regression.error
+    found["replays"] = len(replays.proportions)
+    prediction = regression(features)
+    total = problem.total
+    z, low, high, presence = (
+        prediction.proportions,
+        total * prediction.low,
+        total * prediction.high,
+        prediction.presence,
+    )
+    notes: tuple[Note, ...] = ()
+    if observation.training.steps <= BOUNDED_STEPS:
+        other = solve_by_gls(problem)
+        assert other.low is not None and other.high is not None and other.presence is not None
+        roots = np.square(np.sqrt(z) + np.sqrt(other.proportions))
+        z = roots / roots.sum()
+        low, high = (low + other.low) / 2, (high + other.high) / 2
+        presence = (presence + other.presence) / 2
+        notes = other.warnings
+    found["residual"] = problem.residual(z)
+    low, high = np.minimum(np.rint(low), np.floor(total * z)), np.maximum(np.rint(high), np.ceil(total * z))
+    return Estimate(z, found, notes, low=low, high=np.minimum(high, total), presence=presence)
+
+
+def out_of_scope(counts: IntArray, training: LocalTraining) -> str | None:
+    """Why such a client isn't replayed, None where it is.
+
+    Parameters
+    ----------
+    counts : auxiliary samples of each class
+    """
+    classes, fewest = len(counts), int(counts.min())
+    if training.steps == 1:
+        return "the client took one step, and replays are for several"
+    if classes > _MOST_CLASSES:
+        return f"there are {classes} classes, and replays are made for {_MOST_CLASSES} at most"
+    if fewest < _FEWEST_AUXILIARY:
+        return f"a class has {fewest} auxiliary samples, and replays need {_FEWEST_AUXILIARY}"
+    return None
+
+
+def _means(statistics: ModelStatistics, residuals: ResidualMoments) -> ModelMeans:
+    """Over the samples themselves: S without Monte Carlo, as replayed clients have it."""
+    N = statistics.num_classes
+    return ModelMeans(statistics.moments.mean, np.eye(N) - residuals.mean[:, :N])
+
+
+def _pace(training: LocalTraining) -> float:
+    return float(np.sum(impulse_response(training)))
+
+
+def _embeddings(observation: Observation) -> FloatArray:
+    return observation.start.embeddings_for("replay")[0]
+
+
+def _replays(observation: Observation) -> tuple[Replays, KernelRegression]:
+    """Those that all clients of the global model share that train like this one."""
+    training, sizes = _shared(observation.training)
+    key = (training, sizes, observation.samples, observation.seed, observation.noise_std)
+    known = _known.setdefault(observation.start, {})
+    if key not in known:
+        assert observation.replayed_clients is not None
+        cost = observation.replayed_clients.cost(training.resized(math.isqrt(sizes[0] * sizes[1])))
+        number = max(_LEAST, int(_share(observation) * max(_FEWEST, min(_REPLAYS, _WORK / cost))))
+        rng = np.random.default_rng(observation.seed)
+        mixes = draw_mixes(number, observation.head.num_classes, rng)
+        logarithms = rng.uniform(math.log(sizes[0]), math.log(sizes[1]), number)
+        found = _replayed(observation, training, mixes, np.rint(np.exp(logarithms)).astype(int), first=0)
+        known[key] = found, found.regression()
+    return known[key]
+
+
+def _share(observation: Observation) -> float:
+    """Of the replays of the default ``--samples``, never more than all."""
+    return min(1.0, observation.samples / _DEFAULT_SAMPLES)
+
+
+def _near(observation: Observation, z: FloatArray) -> Replays:
+    """Replays of the client's own training on mixes near z."""
+    number = max(_LEAST_NEAR, int(_share(observation) * _NEAR))
+    rng = np.random.default_rng((observation.seed, 1))
+    parts = rng.standard_gamma(_CONCENTRATION * z + _SPREAD, (number, len(z)))
+    mixes = parts / parts.sum(axis=1, keepdims=True)
+    sizes = [observation.training.seen] * number
+    return _replayed(observation, observation.training, mixes, sizes, first=_REPLAYS)
+
+
+def _replayed(
+    observation: Observation,
+    training: LocalTraining,
+    mixes: FloatArray,
+    sizes: Sequence[int] | IntArray,
+    *,
+    first: int,
+) -> Replays:
+    """Training replayed on each of the mixes, without those that diverge.
+
+    Raises
+    ------
+    MismatchError
+        More than half diverge.
+    """
+    plans = [
+        ReplayPlan(round_to_total(z, int(size)), training.resized(int(size)), first + draw)
+        for draw, (z, size) in enumerate(zip(mixes, sizes, strict=True))
+    ]
+    assert observation.replayed_clients is not None
+    clients = observation.replayed_clients(plans, observation.progress)
+    kept = [(plan, client) for plan, client in zip(plans, clients, strict=True) if client is not None]
+    check_diverging(len(plans) - len(kept), len(plans))
+    means = _embeddings(observation)
+    features = [class_features(_view(observation, p, c), observation.head, means) for p, c in kept]
+    return Replays(np.stack(features), np.stack([c.proportions for _, c in kept]))
+
+
+def _view(observation: Observation, plan: ReplayPlan, client: ReplayedClient) -> ClientView:
+    update = HeadUpdate(client.change.weight, client.change.bias)
+    gradient: Head = mean_gradient(replace(observation, update=update, training=plan.training))
+    return ClientView(gradient, client.start, client.end, _pace(plan.training))
+
+
+def _shared(training: LocalTraining) -> tuple[LocalTraining, tuple[int, int]]:
+    """The training of all that share replays, resized to one batch, and how many samples they have."""
+    size, alike = training.seen, training.resized(training.batch_size)
+    if alike is training:
+        return training, (size, size)
+    low = 2 ** int(math.log2(size))
+    return alike, (low, 2 * low)
+
+
+REPLAY = Method(
+    name="replay",
+    summary="a regression on replayed clients of several steps, shared by all clients, with error bars",
+    reference="regression for simulators (Beaumont et al. 2002), on replayed training",
+    solve=solve,
+    needs_end=GLS.needs_end,
+    capabilities=Capabilities(
+        batch=True,
+        repeating_labels=True,
+        any_activation=True,
+        several_steps=True,
+        trained_model=True,
+    ),
+    needs_bias=True,
+    uses_auxiliary=True,
+    needs_residuals=True,
+    needs_replayed_clients=True,
+)

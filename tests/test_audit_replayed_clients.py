@@ -1,0 +1,153 @@
+"""Clients made up by training: on what, for how long, and the same on any number of threads."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from cli_tools import AUX, SAMPLES
+from torch import nn
+
+from rlu_cli.audit.auditor import Auditor
+from rlu_cli.audit.options import RunOptions
+from rlu_cli.audit.replay import Replay
+from rlu_cli.audit.replayed_clients import ReplayedClients
+from rlu_cli.core.client_views import ReplayedClient, ReplayPlan
+from rlu_cli.core.progress import ignore
+from rlu_cli.core.types import LocalTraining
+from rlu_cli.models import LeNet5
+
+FIVE = LocalTraining(5, 8, 0.05)
+EPOCHS = LocalTraining(8, 8, 0.05, total=60, distinct=30)
+COUNTS = np.array([10, 0, 3, 0, 7, 0, 0, 20, 0, 0])
+
+
+@pytest.fixture(scope="module")
+def base() -> Replay:
+    folder = SAMPLES / "trained_m10"
+    auditor = Auditor(folder / "global.safetensors", aux=AUX, run=RunOptions())
+    replay = auditor.source.replay(auditor.reference, FIVE, None)
+    assert replay is not None
+    return replay
+
+
+def made(clients: ReplayedClients, *plans: ReplayPlan) -> list[ReplayedClient]:
+    found = clients(list(plans), ignore)
+    assert all(client is not None for client in found)
+    return [client for client in found if client is not None]
+
+
+def numbers(client: ReplayedClient) -> np.ndarray:
+    parts = (
+        client.change.weight,
+        client.change.bias,
+        client.start.logits,
+        client.end.logits,
+        client.end.confidence,
+    )
+    return np.concatenate([np.ravel(part) for part in parts])  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("training", "counts"),
+    [
+        (FIVE, COUNTS),
+        (EPOCHS, COUNTS // 2 + (np.arange(10) < 10)),
+        (LocalTraining(9, 8, 0.05, distinct=40), COUNTS),
+    ],
+)
+def test_the_proportions_are_of_the_samples_seen(
+    base: Replay, training: LocalTraining, counts: np.ndarray
+) -> None:
+    (client,) = made(ReplayedClients(base), ReplayPlan(counts, training, 0))
+    assert client.proportions.sum() == pytest.approx(1)
+    np.testing.assert_array_equal(client.proportions > 0, counts > 0)
+    if training is not FIVE and training.epochs is None:  # begins a second pass, and ends amid it
+        assert np.abs(client.proportions - counts / counts.sum()).max() < 0.15
+    else:
+        np.testing.assert_allclose(client.proportions, counts / counts.sum())
+
+
+def test_it_trains_as_torch_does_from_the_global_model(base: Replay) -> None:
+    training = LocalTraining(1, 40, 0.05)
+    clients = ReplayedClients(base)
+    (client,) = made(clients, ReplayPlan(COUNTS, training, 0))
+    share, held_out = clients._share(COUNTS, np.random.default_rng((base.seed, 2, 0)))
+    labels = base.images.labels.numpy()
+    np.testing.assert_array_equal(np.bincount(labels[share], minlength=10), COUNTS)
+    assert not set(share) & set(held_out)
+    model = LeNet5()
+    model.load_state_dict(dict(base.start))
+    inputs = base.normalization.apply(base.images.pixels)
+    before = model(inputs[held_out]).detach().numpy()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    nn.functional.cross_entropy(model(inputs[share]), base.images.labels[share]).backward()
+    optimizer.step()
+    change = model.fc3.bias.detach() - base.start["fc3.bias"]
+    np.testing.assert_allclose(client.change.bias, change, atol=1e-6)
+    after = model(inputs[held_out]).detach().numpy()
+    for n in range(10):
+        of_class = labels[held_out] == n
+        np.testing.assert_allclose(client.start.logits[n], before[of_class].mean(axis=0), atol=1e-4)
+        np.testing.assert_allclose(client.end.logits[n], after[of_class].mean(axis=0), atol=1e-4)
+
+
+def test_bits_dont_depend_on_threads(base: Replay) -> None:
+    plans = [ReplayPlan(np.roll(COUNTS, draw), FIVE, draw) for draw in range(6)]
+    threads, found = torch.get_num_threads(), []
+    state = torch.get_rng_state()
+    try:
+        for count in (1, 3):
+            torch.set_num_threads(count)
+            found.append([numbers(client) for client in made(ReplayedClients(base), *plans)])
+    finally:
+        torch.set_num_threads(threads)
+    np.testing.assert_array_equal(found[0], found[1])
+    assert torch.equal(torch.get_rng_state(), state)
+    assert len({row.tobytes() for row in found[0]}) == 6
+
+
+def test_a_plan_is_the_same_alone_and_among_others(base: Replay) -> None:
+    clients = ReplayedClients(base)
+    plans = [ReplayPlan(COUNTS, FIVE, draw) for draw in range(3)]
+    together = made(clients, *plans)
+    (alone,) = made(clients, plans[1])
+    np.testing.assert_array_equal(numbers(alone), numbers(together[1]))
+
+
+def test_layers_that_drop_are_replayed_one_by_one(base: Replay) -> None:
+    network = replace(base.network, model=nn.Sequential(base.network.model, nn.Dropout(0.5)))
+    assert ReplayedClients(base)._side_by_side
+    assert not ReplayedClients(replace(base, network=network))._side_by_side
+    assert not ReplayedClients(replace(base, device="cuda"))._side_by_side
+
+
+def test_known_noise_is_added(base: Replay) -> None:
+    plans = [ReplayPlan(COUNTS, FIVE, draw) for draw in range(4)]
+    plain, noisy = made(ReplayedClients(base), *plans), made(ReplayedClients(base, 0.01), *plans)
+    added = [n.change.weight - p.change.weight for n, p in zip(noisy, plain, strict=True)]
+    assert np.std(added) == pytest.approx(0.01, rel=0.1)
+    assert not np.array_equal(added[0], added[1])
+
+
+def test_training_that_diverges_is_none(base: Replay) -> None:
+    plans = [ReplayPlan(COUNTS, LocalTraining(20, 2, 1e4), 0), ReplayPlan(COUNTS, FIVE, 1)]
+    found = ReplayedClients(base)(plans, ignore)
+    assert found[0] is None
+    assert found[1] is not None
+
+
+def test_progress_ends_with_all(base: Replay) -> None:
+    told: list[tuple[int, int]] = []
+    plans = [ReplayPlan(COUNTS, FIVE, draw) for draw in range(3)]
+    ReplayedClients(base)(plans, lambda done, total: told.append((done, total)))
+    assert sorted(told) == [(1, 3), (2, 3), (3, 3)]
+
+
+def test_the_cost_grows_with_the_samples(base: Replay) -> None:
+    clients = ReplayedClients(base)
+    more = LocalTraining(10, 8, 0.05)
+    looked_at = clients.cost(FIVE) - (clients.cost(more) - clients.cost(FIVE))
+    assert clients.cost(more) > clients.cost(FIVE) > looked_at > 0

@@ -1,0 +1,83 @@
+"""Kernel ridge regression of proportions: against refits, scikit-learn, and known errors."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from sklearn.kernel_ridge import KernelRidge
+
+from rlu_cli.core.kernel_regression import KernelRegression, _left_out, _squared_distances
+from rlu_cli.core.types import FloatArray
+
+N = 4
+
+
+def clients(count: int, *, noise: float, seed: int = 0) -> tuple[FloatArray, FloatArray]:
+    """Features from which the proportions follow, but for noise on their roots; the third is constant."""
+    rng = np.random.default_rng(seed)
+    z = rng.dirichlet(np.full(N, 0.7), count)
+    z[:, 1:][rng.random((count, N - 1)) < 0.1] = 0.0
+    z /= z.sum(axis=1, keepdims=True)
+    root = np.sqrt(z) + noise * rng.normal(size=z.shape)
+    features = np.stack((root, np.tanh(3 * root - 1), np.ones_like(z), rng.normal(size=z.shape)), axis=2)
+    return features, z
+
+
+@pytest.mark.parametrize("ridge", [0.03, 1.0])
+def test_errors_of_clients_left_out_are_those_of_refits(ridge: float) -> None:
+    rng = np.random.default_rng(0)
+    rows, targets = rng.normal(size=(5 * N, 3)), rng.normal(size=5 * N)
+    kernel = np.exp(-0.1 * _squared_distances(rows, rows))
+    weights, errors = _left_out(kernel, targets, ridge, N)
+    whole = KernelRidge(alpha=ridge, kernel="rbf", gamma=0.1).fit(rows, targets)
+    np.testing.assert_allclose(weights, whole.dual_coef_, atol=1e-10)
+    for block in range(5):
+        out = np.arange(block * N, (block + 1) * N)
+        others = np.setdiff1d(np.arange(5 * N), out)
+        again = KernelRidge(alpha=ridge, kernel="rbf", gamma=0.1).fit(rows[others], targets[others])
+        np.testing.assert_allclose(errors[out], targets[out] - again.predict(rows[out]), atol=1e-10)
+
+
+def test_proportions_are_found_again_and_the_error_is_that_of_others() -> None:
+    found = KernelRegression(*clients(80, noise=0.03))
+    features, z = clients(200, noise=0.03, seed=1)
+    predicted = [found(client) for client in features]
+    error = np.mean([np.abs(p.proportions - true).sum() / 2 for p, true in zip(predicted, z, strict=True)])
+    assert error < 0.06
+    assert found.error == pytest.approx(error, rel=0.25)
+    for p in predicted:
+        assert p.proportions.sum() == pytest.approx(1.0)
+        assert np.all((p.low <= p.proportions) & (p.proportions <= p.high))
+        assert np.all((p.low >= 0) & (p.high <= 1) & (p.presence >= 0) & (p.presence <= 1))
+
+
+@pytest.mark.parametrize("noise", [0.02, 0.15])
+def test_bounds_hold_about_as_often_as_they_say(noise: float) -> None:
+    found = KernelRegression(*clients(150, noise=noise))
+    features, z = clients(400, noise=noise, seed=1)
+    predicted = [found(client) for client in features]
+    low, high = np.stack([p.low for p in predicted]), np.stack([p.high for p in predicted])
+    assert np.mean((low <= z) & (z <= high)) == pytest.approx(0.95, abs=0.025)
+    presence = np.stack([p.presence for p in predicted])
+    for below, above in ((0.0, 0.5), (0.5, 0.9), (0.9, 1.01)):
+        chosen = (presence >= below) & (presence < above)
+        if chosen.sum() > 100:
+            assert np.mean(z[chosen] > 0) == pytest.approx(presence[chosen].mean(), abs=0.08)
+
+
+def test_strange_features_are_told_from_known_ones() -> None:
+    found = KernelRegression(*clients(80, noise=0.03))
+    features, _ = clients(50, noise=0.03, seed=1)
+    assert max(found.strangeness(client) for client in features) < 2
+    assert found.strangeness(100 * features[0]) > 2
+    assert np.isfinite(found(1e6 * features[0]).proportions).all()
+
+
+def test_where_nothing_can_be_known_all_are_alike() -> None:
+    """Features that say nothing: every prediction is near the mean, and bounds span what there was."""
+    rng = np.random.default_rng(0)
+    z = rng.dirichlet(np.full(N, 0.7), 100)
+    found = KernelRegression(rng.normal(size=(100, N, 3)), z)
+    predicted = found(rng.normal(size=(N, 3)))
+    np.testing.assert_allclose(predicted.proportions, 1 / N, atol=0.12)
+    assert np.mean(predicted.high - predicted.low) > 0.5

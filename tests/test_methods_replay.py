@@ -1,0 +1,207 @@
+"""The replay method: exact where replays tell all, honest bounds, shared among clients, and refusals."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import pytest
+from core_cases import scripted_observation
+
+from rlu_cli.core.client_views import ModelMeans, ReplayedClient, ReplayPlan
+from rlu_cli.core.methods import METHODS
+from rlu_cli.core.methods.replay import out_of_scope
+from rlu_cli.core.moments import softmax
+from rlu_cli.core.progress import Progress
+from rlu_cli.core.recover import recover_labels
+from rlu_cli.core.residuals import ResidualPath, residual_moments
+from rlu_cli.core.types import (
+    FloatArray,
+    Head,
+    HeadUpdate,
+    IntArray,
+    LocalTraining,
+    LogitMoments,
+    ModelStatistics,
+    Observation,
+)
+from rlu_cli.errors import MismatchError
+
+N, L = 6, 8
+LONG = LocalTraining(40, 16, 0.05, total=4 * 150, distinct=150)
+K = 20
+
+
+def trained(
+    z: FloatArray, training: LocalTraining, rng: np.random.Generator, noise: float
+) -> tuple[Head, FloatArray]:
+    """A made-up training: the update, and mean logits by class afterwards, neither linear in z."""
+    fixed = np.random.default_rng(5)
+    pace = training.steps * 0.05
+    bias = pace * 0.1 * np.tanh(3 * (z - 1 / N)) + noise * rng.normal(size=N)
+    weight = np.outer(bias, 0.5 + fixed.random(L))
+    logits = 3 * np.eye(N) + np.log(z + 0.05) + 20 * noise * rng.normal(size=(N, N))
+    return Head(weight, bias - bias.mean()), logits
+
+
+@dataclass
+class Scripted:
+    """`ReplayClients` that run `trained`."""
+
+    noise: float = 0.0
+    diverging: float = 0.0
+    plans: list[ReplayPlan] = field(default_factory=list)
+    start: ModelStatistics | None = None
+
+    def __call__(self, plans: list[ReplayPlan], progress: Progress) -> list[ReplayedClient | None]:
+        self.plans += plans
+        return [self._one(plan) for plan in plans]
+
+    def cost(self, training: LocalTraining) -> float:
+        return 1e9
+
+    def _one(self, plan: ReplayPlan) -> ReplayedClient | None:
+        rng = np.random.default_rng((3, plan.draw))
+        if rng.random() < self.diverging:
+            return None
+        z = plan.counts / plan.counts.sum()
+        change, logits = trained(z, plan.training, rng, self.noise)
+        start = 3 * np.eye(N)
+        return ReplayedClient(
+            z, change, ModelMeans(start, softmax(start)), ModelMeans(logits, softmax(logits))
+        )
+
+
+def observed(counts: IntArray, training: LocalTraining, made: Scripted, *, seed: int = 0) -> Observation:
+    """A client that trained as `Scripted` has it, with models of one logit row a class."""
+    observation, _ = scripted_observation(replace(training, momentum=0.0), classes=N, size=L)
+    change, after = trained(counts / counts.sum(), training, np.random.default_rng((7, seed)), made.noise)
+    assert change.bias is not None
+
+    def known(logits: FloatArray) -> tuple[LogitMoments, FloatArray]:
+        return LogitMoments(logits, np.zeros((N, 1, N)), np.full(N, K)), softmax(logits)
+
+    labels = np.repeat(np.arange(N), K)
+    ends = []
+    for logits in (3 * np.eye(N), after):
+        moments, S = known(logits)
+        residuals = np.repeat(np.eye(N) - S, K, axis=0)
+        statistics = replace(observation.start, moments=moments, confidence=S)
+        ends.append((statistics, residual_moments(residuals, labels)))
+    made.start = made.start or ends[0][0]  # so that its clients share their replays
+    return replace(
+        observation,
+        update=HeadUpdate(change.weight, change.bias),
+        start=made.start,
+        end=ends[1][0],
+        residuals=ResidualPath(ends[0][1], ends[1][1]),
+        replayed_clients=made,
+    )
+
+
+def draws(count: int, total: int = 150) -> list[IntArray]:
+    rng = np.random.default_rng(1)
+    return [rng.multinomial(total, rng.dirichlet(np.full(N, 0.7))) for _ in range(count)]
+
+
+def test_training_that_isnt_linear_is_turned_round() -> None:
+    errors = []
+    for seed, counts in enumerate(draws(12)):
+        observation = observed(counts, LONG, Scripted(), seed=seed)
+        found = recover_labels(observation, method="replay")
+        assert found.counts.sum() == found.total == 600
+        errors.append(np.abs(found.estimate / 600 - counts / 150).sum() / 2)
+        assert found.diagnostics["replays"] == 116
+        assert not {note.code for note in found.warnings} & {"replay-not-fitted", "replay-strange-update"}
+    assert np.mean(errors) < 0.05
+
+
+@pytest.mark.parametrize("noise", [0.005, 0.05])
+def test_bounds_hold_and_grow_with_the_noise(noise: float) -> None:
+    made, held, widths = Scripted(noise), [], []
+    for seed, counts in enumerate(draws(25)):
+        found = recover_labels(observed(counts, LONG, made, seed=seed), method="replay")
+        assert found.low is not None and found.high is not None and found.presence is not None
+        assert np.all((found.low <= found.estimate) & (found.estimate <= found.high))
+        assert np.all((found.presence >= 0) & (found.presence <= 1))
+        held.append((found.low <= 4 * counts) & (4 * counts <= found.high))
+        widths.append((found.high - found.low).mean() / found.total)
+    assert 0.9 <= np.mean(held) <= 1.0
+    assert (np.mean(widths) > 0.1) == (noise > 0.01)
+
+
+def test_clients_share_replays_and_dont_hang_on_each_other() -> None:
+    made = Scripted(0.05)
+    first, second = draws(2)
+    other = replace(LONG, steps=4 * 9, total=4 * 140, distinct=140)
+    a = observed(first, LONG, made)
+    b = replace(observed(second, other, made), start=a.start)
+    both = [recover_labels(x, method="replay") for x in (a, b)]
+    assert len(made.plans) == 100
+    sizes = [int(plan.counts.sum()) for plan in made.plans]
+    assert 128 <= min(sizes) < 140 and 230 < max(sizes) <= 256
+    assert all(
+        plan.training.epochs == 4 and plan.training.seen == size
+        for plan, size in zip(made.plans, sizes, strict=True)
+    )
+    alone = replace(b, start=replace(b.start))
+    assert recover_labels(alone, method="replay").estimate.tolist() == both[1].estimate.tolist()
+    assert recover_labels(a, method="replay").estimate.tolist() == both[0].estimate.tolist()
+
+
+def test_fewer_samples_are_fewer_replays() -> None:
+    made = Scripted(0.05)
+    recover_labels(replace(observed(draws(1)[0], LONG, made), samples=100), method="replay")
+    assert len(made.plans) == 20
+
+
+def test_replays_that_diverge_are_left_out_unless_most_do() -> None:
+    counts = draws(1)[0]
+    found = recover_labels(observed(counts, LONG, Scripted(0.05, diverging=0.3)), method="replay")
+    assert 50 < found.diagnostics["replays"] < 90
+    with pytest.raises(MismatchError, match="100 replays diverge"):
+        recover_labels(observed(counts, LONG, Scripted(0.02, diverging=0.7)), method="replay")
+
+
+def test_what_cant_be_replayed_is_answered_by_gls() -> None:
+    base = observed(draws(1)[0], LONG, Scripted())
+    path = base.residuals
+    assert path is not None and path.end is not None
+    few = replace(path.start, counts=np.full(N, 9))
+    one = LocalTraining(1, 150, 0.05)
+    for changed, why in (
+        (replace(base, replayed_clients=None), "can't be replayed"),
+        (replace(base, scaled=True), "clipped"),
+        (replace(base, end=None), "local model's statistics"),
+        (replace(base, start=replace(base.start, embedding_mean=None)), "embeddings"),
+        (replace(base, residuals=replace(path, start=few)), "9 auxiliary samples"),
+        (replace(base, training=one), "one step"),
+    ):
+        found = recover_labels(changed, method="replay")
+        by_gls = recover_labels(changed, method="gls")
+        notes = {note.code: note.message for note in found.warnings}
+        assert why in notes["replay-not-fitted"]
+        assert found.estimate.tolist() == by_gls.estimate.tolist()
+    assert out_of_scope(np.full(21, 50), LONG) is not None
+    assert out_of_scope(np.full(20, 10), LONG) is None
+
+
+def test_a_strange_update_is_answered_by_gls() -> None:
+    base = observed(draws(1)[0], LONG, Scripted(0.02))
+    bias = base.update.bias
+    assert bias is not None
+    other = np.random.default_rng(0).normal(size=base.update.weight.shape)
+    strange = replace(base, update=HeadUpdate(3 * other, bias))
+    found = recover_labels(strange, method="replay")
+    assert "replay-strange-update" in {note.code for note in found.warnings}
+    assert found.diagnostics["replay_strangeness"] > 2
+    assert found.estimate.tolist() == recover_labels(strange, method="gls").estimate.tolist()
+
+
+def test_up_to_twenty_steps_gls_has_a_say() -> None:
+    short = LocalTraining(10, 15, 0.05)
+    base = observed(draws(1)[0], short, Scripted(0.02))
+    found, by_gls = (recover_labels(base, method=name) for name in ("replay", "gls"))
+    assert by_gls.low is not None and found.low is not None
+    assert METHODS["replay"].needs_end(short)
+    assert found.estimate.tolist() != by_gls.estimate.tolist()
