@@ -1,4 +1,4 @@
-"""Methods rlu, gls and regression where they differ: scores, and how often bounds hold.
+"""Methods rlu, gls, regression and replay where they differ: scores, and how often bounds hold.
 
     python benchmarks/regimes.py --seeds 3      (about an hour on 2 cores)
     python benchmarks/regimes.py --seeds 1 --only "80 %, m = 1"
@@ -113,9 +113,8 @@ def measure(images: ImageSet, regime: str, seed: int, methods: Sequence[str]) ->
                 }
 
 
-@contextmanager
-def simulated(images: ImageSet, regime: str, seed: int) -> Iterator[Path]:
-    """The archive of one round."""
+def simulator(images: ImageSet, regime: str, seed: int, root: Path) -> Simulator:
+    """One round, to be simulated into the folder ``root``."""
     reached, options = REGIMES[regime]
     start = lenet_at_accuracy(images, reached, seed=seed)
     if "epochs" in options:
@@ -123,9 +122,15 @@ def simulated(images: ImageSet, regime: str, seed: int) -> Iterator[Path]:
     training = StepOptions(**{"lr": "0.01", "batch_size": 32, **options})
     federation = SimulationOptions(rounds=1)
     simulation = Simulation("fashion-mnist", "lenet5", NORMALIZATION, seed, training, federation)
+    return Simulator(simulation, images, root, start=start)
+
+
+@contextmanager
+def simulated(images: ImageSet, regime: str, seed: int) -> Iterator[Path]:
+    """The archive of one round."""
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder) / "archive"
-        for _ in Simulator(simulation, images, root, start=start).run():
+        for _ in simulator(images, regime, seed, root).run():
             pass
         yield root
 

@@ -83,8 +83,9 @@ def expected_i_acc(low: FloatArray, high: FloatArray, total: int) -> float:
 def reliability(recovery: Recovery, codes: Collection[str]) -> Reliability:
     """Grade one client's recovery.
 
-    With bounds the expected iAcc decides: good from 0.9, fair from 0.7. It can't know how the model moved
-    between its two ends, so it is graded one lower where a trained model moved far. Without bounds, a trained
+    With bounds the expected iAcc decides: good from 0.9, fair from 0.7. Those of one model or two can't know
+    how the model moved between, so the grade is one lower where a trained model moved far; those of `replay`
+    come from clients that moved as far. Without bounds, a trained
     model and one that moved far each lower the grade by one. ``poor`` in any case after a warning of
     `UNRELIABLE`.
 
@@ -101,10 +102,15 @@ def reliability(recovery: Recovery, codes: Collection[str]) -> Reliability:
     else:
         expected = expected_i_acc(recovery.low, recovery.high, recovery.total)
         wide = (expected < _GOOD) + (expected < _FAIR)
-        doubts = doubts if trained and far else []
+        doubts = doubts if trained and far and not _learnt_from_replays(recovery, codes) else []
         grade = min(wide + bool(doubts), 2)
         if wide:
             doubts.insert(0, "bounds-wide")
     if failed:
         return Reliability("poor", expected, (*failed, *doubts))
     return Reliability(GRADES[grade], expected, tuple(doubts))
+
+
+def _learnt_from_replays(recovery: Recovery, codes: Collection[str]) -> bool:
+    """Whether the bounds are those of `replay`, and not of `gls` in its stead."""
+    return recovery.method == "replay" and not {"replay-not-fitted", "replay-strange-update"} & set(codes)
