@@ -129,9 +129,9 @@ def test_reliability_follows_from_bounds_and_is_shown() -> None:
     width = sum(row["high"] - row["low"] for row in document["classes"])
     assert trust["expected_iAcc"] == pytest.approx(1 - 0.10177 * width / document["total"], abs=1e-4)
     assert trust["grade"] == "fair"
-    assert trust["reasons"] == ["model-trained", "moved-far"]
+    assert trust["reasons"] == ["bounds-wide"]
     shown = " ".join(outcome.err.split())
-    assert f"reliability fair, expected iAcc {trust['expected_iAcc']:.2f} (model-trained, moved-far)" in shown
+    assert f"reliability fair, expected iAcc {trust['expected_iAcc']:.2f} (bounds-wide)" in shown
     sure = call("recover", *sample("untrained_m1"), *QUICK).document["reliability"]
     assert sure == {"grade": "good", "expected_iAcc": 1.0, "reasons": []}
 

@@ -65,6 +65,13 @@ def test_bounds_are_trusted_less_where_a_trained_model_moved_far() -> None:
         assert found.reasons == (("bounds-wide", *doubts) if width else doubts)
 
 
+def test_bounds_from_replays_know_of_the_move() -> None:
+    replayed = replace(recovery(width=400, own=0.6, motion=0.4), method="replay")
+    assert (reliability(replayed, []).grade, reliability(replayed, []).reasons) == ("fair", ("bounds-wide",))
+    for code in ("replay-not-fitted", "replay-strange-update"):  # then they are those of gls
+        assert reliability(replayed, [code]).reasons == ("bounds-wide", "model-trained", "moved-far")
+
+
 def test_without_bounds_training_and_motion_each_cost_a_grade() -> None:
     def graded(own: float, motion: float | None) -> tuple[str, tuple[str, ...], float | None]:
         found = reliability(recovery(width=None, own=own, motion=motion), [])

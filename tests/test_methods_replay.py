@@ -111,7 +111,7 @@ def test_training_that_isnt_linear_is_turned_round() -> None:
         found = recover_labels(observation, method="replay")
         assert found.counts.sum() == found.total == 600
         errors.append(np.abs(found.estimate / 600 - counts / 150).sum() / 2)
-        assert found.diagnostics["replays"] == 116
+        assert found.diagnostics["replays"] == 108
         assert not {note.code for note in found.warnings} & {"replay-not-fitted", "replay-strange-update"}
     assert np.mean(errors) < 0.05
 

@@ -1,0 +1,48 @@
+"""The default for several steps of a trained model, from the command line."""
+
+from __future__ import annotations
+
+import pytest
+from cli_tools import QUICK, call, sample, truth
+
+
+@pytest.mark.parametrize("client", [0, 1])
+def test_counts_and_bounds_of_a_trained_round(client: int) -> None:
+    document = call("recover", *sample("trained_m10", client)).document
+    known = truth("trained_m10", client)
+    rows = document["classes"]
+    assert document["method"] == "replay"
+    assert sum(row["count"] for row in rows) == document["total"] == sum(known)
+    off = sum(abs(row["count"] - count) for row, count in zip(rows, known, strict=True)) / 2
+    assert off < 0.25 * sum(known)
+    held = [row["low"] <= count <= row["high"] for row, count in zip(rows, known, strict=True)]
+    assert sum(held) >= 8
+    for row in rows:
+        assert 0 <= row["low"] <= row["count"] <= row["high"] <= document["total"]
+        assert 0 <= row["presence"] <= 1
+    assert document["diagnostics"]["replay_error"] > 0
+    assert document["diagnostics"]["replays"] in range(20, 109)
+
+
+def test_the_answer_is_the_same_again_and_in_company() -> None:
+    flags = ["recover", *sample("trained_m10", 1), *QUICK]
+    alone = call(*flags).document["classes"]
+    assert call(*flags).document["classes"] == alone
+    local = [flag for client in (0, 1) for flag in sample("trained_m10", client, aux=None)[2:]]
+    lines = call("recover", *sample("trained_m10")[:2], *local, *sample("trained_m10")[4:], *QUICK).lines
+    assert lines[1]["classes"] == alone
+    assert call(*flags, "--seed", "1").document["classes"] != alone
+
+
+def test_one_step_and_few_images_are_answered_by_gls() -> None:
+    one = call("recover", *sample("untrained_m1"), *QUICK, "--method", "replay").document
+    assert "replay-not-fitted" in [note["code"] for note in one["warnings"]]
+    few = call(
+        "recover", *sample("trained_m10"), *QUICK, "--method", "replay", "--aux-per-class", "9"
+    ).document
+    assert "replay-not-fitted" in [note["code"] for note in few["warnings"]]
+
+
+def test_training_that_cannot_be_replayed_is_refused() -> None:
+    message = call("recover", *sample("trained_m10"), *QUICK, "--method", "replay", "--lr", "1e6").refusal(4)
+    assert "diverge" in message
