@@ -145,6 +145,16 @@ def test_full_scale_has_the_papers_settings(tmp_path: Path) -> None:
         assert ("resnet50:activation=silu", 256, "0.01", steps, 0.1) in asked
 
 
+def test_few_has_the_papers_networks_and_no_replays(tmp_path: Path) -> None:
+    bench = Pretended(tmp_path)
+    for name in ("table3", "table4"):
+        TABLES[name](Plan(SCALES["few"], {}), bench)
+    assert {r.arch for r in bench.asked} == {"lenet5:activation=relu", "vgg16:activation=relu"}
+    assert {r.data for r in bench.asked if r.arch.startswith("lenet5")} == {DATASETS["SVHN"].stand_in}
+    assert not any("gls" in r.methods for r in bench.asked)
+    assert all("rlu" in r.methods for r in bench.asked)
+
+
 @pytest.mark.parametrize("name", ["progress", "aux-size"])
 def test_curves_are_drawn(name: str, tmp_path: Path) -> None:
     text = FIGURES[name](Plan(SCALES["cpu"], {}), Pretended(tmp_path), tmp_path)

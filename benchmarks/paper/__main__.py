@@ -2,6 +2,7 @@
 
     python -m benchmarks.paper all --quick                      (under 10 minutes on 2 cores)
     python -m benchmarks.paper table2 --scale cpu               (LeNet-5 in full, the others with few clients)
+    python -m benchmarks.paper table3 table4 --scale few        (the paper's networks, one seed, without gls)
     python -m benchmarks.paper all --scale full --device cuda \\
         --data SVHN=svhn/ --data CIFAR-10=cifar-10-python.tar.gz \\
         --data CIFAR-100=cifar-100-python.tar.gz --data Tiny-ImageNet=tiny-imagenet-200/
