@@ -48,7 +48,8 @@ class KernelRegression:
     they make the errors of small and of large proportions alike. γ and λ are those with the least error on
     clients left out, which needs no further fit: without the rows of client b the error there is
     ((K + λI)⁻¹_bb)⁻¹ α_b. The same errors, of the left-out proportions nearest to the one predicted, give the
-    bounds and the presence.
+    bounds and the presence. Of n errors the next one exceeds the k-th largest with probability k/(n + 1),
+    so for 2.5 % the bounds are at k = 0.025 (n + 1), between the order statistics.
 
     Parameters
     ----------
@@ -100,11 +101,12 @@ class KernelRegression:
         kernel = np.exp(-self._gamma * _squared_distances(self._inputs(features), self._rows))
         z = _on_simplex((kernel @ self._weights + self._offset)[None])[0]
         taken = min(len(self._true), max(_NEAREST, int(_SHARE * len(self._true))))
+        edge = max(0.0, (_EDGE * (taken + 1) - 1) / (taken - 1))
         low, high, presence = np.empty_like(z), np.empty_like(z), np.empty_like(z)
         for n, root in enumerate(np.sqrt(z)):
             near = np.argsort(np.abs(self._known - root), kind="stable")[:taken]
             like = near[:_LIKE]
-            edges = root + np.quantile(self._true[near] - self._known[near], [_EDGE, 1 - _EDGE])
+            edges = root + np.quantile(self._true[near] - self._known[near], [edge, 1 - edge])
             low[n], high[n] = np.square(np.clip(edges, 0.0, 1.0))
             presence[n] = np.mean(self._true[like] > 0)
         return ClassPrediction(z, np.minimum(low, z), np.maximum(high, z), presence)
