@@ -96,9 +96,9 @@ def solve(problem: Problem) -> Estimate:
 
     f is the same for every class (`class_features`, `KernelRegression`), so N samples come of each replay.
     Its errors on replays left out give the bounds and the presence. Where these errors are small, eight more
-    replays near the answer sharpen it; up to 20 steps the answer is averaged with that of `gls`, which looks
-    at other things (single samples' covariances, the models between both ends) and errs otherwise. The bounds
-    stay as wide as they were: a mean of the two errs no more.
+    replays near the answer sharpen it. Up to 20 steps the answer and the presence are averaged with those of
+    `gls`, which looks at other things (single samples' covariances, the models between both ends) and errs
+    otherwise; the bounds stay as wide as they were, since the mean of the two errs no more.
 
     Assumptions: auxiliary samples like the client's; optimiser and steps known, no gradients from outside
     (Scaffold, FedDyn, FedDC). Uses both models' logits, ΔW, Δb, the auxiliary images and the network.
@@ -141,15 +141,17 @@ def solve(problem: Problem) -> Estimate:
         found["replay_error"] = regression.error
     found["replays"] = len(replays.proportions)
     prediction = regression(features)
-    z: FloatArray = prediction.proportions
+    z, presence = prediction.proportions, prediction.presence
     notes: tuple[Note, ...] = ()
     if observation.training.steps <= BOUNDED_STEPS:
         other = solve_by_gls(problem)
         squares = np.square(np.sqrt(z) + np.sqrt(other.proportions))
         z, notes = squares / squares.sum(), other.warnings
+        assert other.presence is not None
+        presence = (presence + other.presence) / 2
     found["residual"] = problem.residual(z)
     low, high = _bounds_around(z, prediction, problem.total)
-    return Estimate(z, found, notes, low=low, high=high, presence=prediction.presence)
+    return Estimate(z, found, notes, low=low, high=high, presence=presence)
 
 
 def _bounds_around(z: FloatArray, prediction: ClassPrediction, total: int) -> tuple[FloatArray, FloatArray]:
