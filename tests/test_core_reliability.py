@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 from methods_cases import known_round, untrained
 
+from rlu_cli.core.metrics import expected_i_acc
 from rlu_cli.core.recover import recover_labels
-from rlu_cli.core.reliability import UNRELIABLE, expected_i_acc, reliability
+from rlu_cli.core.reliability import UNRELIABLE, reliability
 from rlu_cli.core.types import Recovery
 
 TOTAL = 1000

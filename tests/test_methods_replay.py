@@ -10,7 +10,7 @@ from core_cases import scripted_observation
 
 from rlu_cli.core.client_views import ModelMeans, ReplayedClient, ReplayPlan
 from rlu_cli.core.methods import METHODS
-from rlu_cli.core.methods.replay import out_of_scope
+from rlu_cli.core.methods.replay import _share_of_gls, out_of_scope
 from rlu_cli.core.moments import softmax
 from rlu_cli.core.progress import Progress
 from rlu_cli.core.recover import recover_labels
@@ -205,3 +205,9 @@ def test_up_to_twenty_steps_gls_has_a_say() -> None:
     assert by_gls.low is not None and found.low is not None
     assert METHODS["replay"].needs_end(short)
     assert found.estimate.tolist() != by_gls.estimate.tolist()
+
+
+def test_gls_is_weighted_by_its_error_and_never_more() -> None:
+    assert _share_of_gls(0.1, 0.2) == pytest.approx(0.2)
+    assert _share_of_gls(0.2, 0.1) == _share_of_gls(0.1, 0.1) == 0.5
+    assert _share_of_gls(0.0, 0.0) == _share_of_gls(0.0, 0.3) == 0.0

@@ -7,7 +7,10 @@ from dataclasses import asdict, dataclass
 import numpy as np
 
 from rlu_cli.core.rounding import round_to_total
-from rlu_cli.core.types import IntArray, Recovery
+from rlu_cli.core.types import FloatArray, IntArray, Recovery
+
+_MEAN_DEVIATION = float(np.sqrt(2 / np.pi)) / (2 * 1.959964)
+"""E|x − μ| of a normal variable, as a share of the width of its middle 95 %."""
 
 
 @dataclass(frozen=True)
@@ -73,3 +76,19 @@ def score_bounds(recovery: Recovery, truth: IntArray) -> dict[str, float]:
 def uniform_counts(num_classes: int, total: int) -> IntArray:
     """The guess of someone who saw nothing: total samples spread evenly over the classes."""
     return round_to_total(np.full(num_classes, 1.0 / num_classes), total)
+
+
+def expected_i_acc(low: FloatArray, high: FloatArray, total: int) -> float:
+    """The share of labels that the 95 % bounds lead one to expect to be right.
+
+        E[iAcc] = 1 − E ½‖N̂ − N‖₁ / total  ≈  1 − ½ Σ_n (high_n − low_n) √(2/π) / (2·1.96) / total
+
+    since iAcc = Σ_n min(N̂_n, N_n) / total, both sums being the total, and a normal error of standard
+    deviation σ has the mean size σ √(2/π) and the bounds ± 1.96 σ.
+
+    Parameters
+    ----------
+    low, high : bounds of the counts, shape (N,)
+    total : samples seen
+    """
+    return max(0.0, 1.0 - 0.5 * _MEAN_DEVIATION * float(np.sum(high - low)) / total)

@@ -6,11 +6,10 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import numpy as np
-
 from rlu_cli.core.checks import moved_far
 from rlu_cli.core.methods.assumptions import shows_training
-from rlu_cli.core.types import FloatArray, Recovery
+from rlu_cli.core.metrics import expected_i_acc
+from rlu_cli.core.types import Recovery
 
 Grade = Literal["good", "fair", "poor"]
 GRADES: tuple[Grade, ...] = ("good", "fair", "poor")
@@ -42,9 +41,6 @@ UNRELIABLE = (
 _GOOD, _FAIR = 0.9, 0.7
 """Expected iAcc from which a grade is given: one label in ten wrong, three in ten."""
 
-_MEAN_DEVIATION = float(np.sqrt(2 / np.pi)) / (2 * 1.959964)
-"""E|x − μ| of a normal variable, as a share of the width of its middle 95 %."""
-
 
 @dataclass(frozen=True)
 class Reliability:
@@ -62,22 +58,6 @@ class Reliability:
     def document(self) -> dict[str, Any]:
         """By the names of the JSON."""
         return {"grade": self.grade, "expected_iAcc": self.expected_i_acc, "reasons": list(self.reasons)}
-
-
-def expected_i_acc(low: FloatArray, high: FloatArray, total: int) -> float:
-    """The share of labels that the 95 % bounds lead one to expect to be right.
-
-        E[iAcc] = 1 − E ½‖N̂ − N‖₁ / total  ≈  1 − ½ Σ_n (high_n − low_n) √(2/π) / (2·1.96) / total
-
-    since iAcc = Σ_n min(N̂_n, N_n) / total, both sums being the total, and a normal error of standard
-    deviation σ has the mean size σ √(2/π) and the bounds ± 1.96 σ.
-
-    Parameters
-    ----------
-    low, high : bounds of the counts, shape (N,)
-    total : samples seen
-    """
-    return max(0.0, 1.0 - 0.5 * _MEAN_DEVIATION * float(np.sum(high - low)) / total)
 
 
 def reliability(recovery: Recovery, codes: Collection[str]) -> Reliability:

@@ -15,6 +15,7 @@ from rlu_cli.core.kernel_regression import ClassPrediction, KernelRegression
 from rlu_cli.core.methods.base import Capabilities, Method, Problem, check_diverging
 from rlu_cli.core.methods.gls import BOUNDED_STEPS, GLS, solve_instead
 from rlu_cli.core.methods.gls import solve as solve_by_gls
+from rlu_cli.core.metrics import expected_i_acc
 from rlu_cli.core.residuals import MOST_SAMPLED, ResidualMoments
 from rlu_cli.core.rounding import round_to_total
 from rlu_cli.core.schemes import impulse_response
@@ -98,7 +99,8 @@ def solve(problem: Problem) -> Estimate:
     Its errors on replays left out give the bounds and the presence. Where these errors are small, eight more
     replays near the answer sharpen it. Up to 20 steps the answer and the presence are averaged with those of
     `gls`, which looks at other things (single samples' covariances, the models between both ends) and errs
-    otherwise; the bounds stay as wide as they were, since the mean of the two errs no more.
+    otherwise, each weighted by what it expects to get wrong, `gls` at most as much; the bounds stay as wide
+    as they were, since the mean of the two errs no more.
 
     Assumptions: auxiliary samples like the client's; optimiser and steps known, no gradients from outside
     (Scaffold, FedDyn, FedDC). Uses both models' logits, ΔW, Δb, the auxiliary images and the network.
@@ -145,13 +147,27 @@ def solve(problem: Problem) -> Estimate:
     notes: tuple[Note, ...] = ()
     if observation.training.steps <= BOUNDED_STEPS:
         other = solve_by_gls(problem)
-        squares = np.square(np.sqrt(z) + np.sqrt(other.proportions))
+        assert other.low is not None and other.high is not None and other.presence is not None
+        its_error = 1.0 - expected_i_acc(other.low, other.high, problem.total)
+        share = found["gls_share"] = _share_of_gls(regression.error, its_error)
+        squares = np.square((1 - share) * np.sqrt(z) + share * np.sqrt(other.proportions))
         z, notes = squares / squares.sum(), other.warnings
-        assert other.presence is not None
-        presence = (presence + other.presence) / 2
+        presence = (1 - share) * presence + share * other.presence
     found["residual"] = problem.residual(z)
     low, high = _bounds_around(z, prediction, problem.total)
     return Estimate(z, found, notes, low=low, high=high, presence=presence)
+
+
+def _share_of_gls(error: float, its_error: float) -> float:
+    """e²/(e² + e_gls²), as errors that are independent ask for, but never more than half.
+
+    Its own error is what its bounds promise, and they don't know all that happens on the way.
+
+    Parameters
+    ----------
+    error, its_error : mean ½‖ẑ − z‖₁ expected of the regression and of `gls`
+    """
+    return min(0.5, error**2 / max(error**2 + its_error**2, 1e-12))
 
 
 def _bounds_around(z: FloatArray, prediction: ClassPrediction, total: int) -> tuple[FloatArray, FloatArray]:
