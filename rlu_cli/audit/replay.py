@@ -16,7 +16,7 @@ from rlu_cli.audit.probe import probe
 from rlu_cli.core.residuals import ResidualMoments, residual_moments, residual_views
 from rlu_cli.core.rounding import round_to_total
 from rlu_cli.core.schemes import impulse_response
-from rlu_cli.core.types import FloatArray, Head, IntArray, LocalTraining, Observation
+from rlu_cli.core.types import Activations, FloatArray, Head, IntArray, LocalTraining, Observation
 from rlu_cli.images import ImageSet, Normalization
 from rlu_cli.models import load_weights
 from rlu_cli.simulation.client import Batch, local_training
@@ -74,21 +74,25 @@ class Replay:
             pull = node / self.training.steps
             drawn = {name: v + pull * missing[name] if name in missing else v for name, v in state.items()}
             self.network.model.load_state_dict(drawn)
-            found = probe(
-                self.network,
-                self.images,
-                self.normalization,
-                batch_norm=self.batch_norm,
-                dropout=self.dropout,
-                batch_size=self.batch_size,
-                seed=self.seed,
-                device=self.device,
-            )
+            found = self.passed(self.network, self.images)
             part = weight * residual_views(found, self.along)
             total = part if total is None else total + part
         assert total is not None
         views = 1 if self.along is None else 2
         return residual_moments(total / sum(weights), self.images.labels.numpy(), views=views)
+
+    def passed(self, network: Network, images: ImageSet) -> Activations:
+        """Images through a network's present weights, as this replay passes them."""
+        return probe(
+            network,
+            images,
+            self.normalization,
+            batch_norm=self.batch_norm,
+            dropout=self.dropout,
+            batch_size=self.batch_size,
+            seed=self.seed,
+            device=self.device,
+        )
 
     def update(self, z: FloatArray, draw: int = 0) -> Head | None:
         """ΔW and Δb of a replayed training on mix z; None where it diverges."""

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 from torch.nn.modules.dropout import _DropoutNd
 
-from rlu_cli.audit.probe import probe
 from rlu_cli.audit.replay import Replay
 from rlu_cli.core.client_views import ModelMeans, ReplayedClient, ReplayPlan
 from rlu_cli.core.moments import softmax
@@ -133,17 +132,7 @@ class ReplayedClients:
         network = replace(base.network, model=copy.deepcopy(base.network.model))
         load_weights(network.model, state, where="a replayed model")
         images = replace(base.images, pixels=base.images.pixels[rows], labels=base.images.labels[rows])
-        found = probe(
-            network,
-            images,
-            base.normalization,
-            batch_norm=base.batch_norm,
-            dropout=base.dropout,
-            batch_size=base.batch_size,
-            seed=base.seed,
-            device=base.device,
-        )
-        return found.logits.astype(np.float64)
+        return base.passed(network, images).logits.astype(np.float64)
 
 
 def _batches(share: IntArray, training: LocalTraining, rng: np.random.Generator) -> list[IntArray]:
