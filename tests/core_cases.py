@@ -7,9 +7,10 @@ from dataclasses import replace
 import numpy as np
 import torch
 
+from rlu_cli.core.client_views import ModelMeans
 from rlu_cli.core.embedding import subtract_heads
 from rlu_cli.core.recover import head_update
-from rlu_cli.core.residuals import ResidualMoments, ResidualPath
+from rlu_cli.core.residuals import ResidualMoments, ResidualPath, residual_moments, residuals
 from rlu_cli.core.types import (
     FloatArray,
     Head,
@@ -52,6 +53,12 @@ def exact_residuals(mean: FloatArray) -> ResidualMoments:
     """Residuals that don't vary within a class."""
     found = moments_of(mean)
     return ResidualMoments(found.mean, found.factor, found.counts)
+
+
+def model_means(logits: FloatArray, *, samples: int = 4) -> ModelMeans:
+    """Of samples whose logits are their class's row."""
+    labels = np.repeat(np.arange(len(logits)), samples)
+    return ModelMeans(logits, residual_moments(residuals(logits[labels], labels), labels))
 
 
 def random_head(rng: np.random.Generator, classes: int, size: int, *, bias: bool = True) -> Head:

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from core_cases import model_means
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlu_cli.core.client_views import ClientView, ModelMeans, class_features
-from rlu_cli.core.moments import softmax
 from rlu_cli.core.types import FloatArray, Head, LocalTraining
 
 
 def view_of(rng: np.random.Generator, N: int, L: int, sharp: float) -> tuple[ClientView, Head, FloatArray]:
     def means() -> ModelMeans:
         logits = sharp * rng.normal(size=(N, N))
-        return ModelMeans(logits, softmax(logits))
+        return model_means(logits)
 
     def head() -> Head:
         return Head(rng.normal(size=(N, L)), rng.normal(size=N))
@@ -25,7 +25,7 @@ def view_of(rng: np.random.Generator, N: int, L: int, sharp: float) -> tuple[Cli
 
 def permuted(client: ClientView, order: list[int]) -> ClientView:
     def means(of: ModelMeans) -> ModelMeans:
-        return ModelMeans(of.logits[order][:, order], of.confidence[order][:, order])
+        return model_means(of.logits[order][:, order])
 
     assert client.gradient.bias is not None
     gradient = Head(client.gradient.weight[order], client.gradient.bias[order])
@@ -38,15 +38,16 @@ def test_other_names_for_classes_change_nothing(seed: int, order: list[int]) -> 
     client, head, means = view_of(np.random.default_rng(seed), 5, 7, sharp=2.0)
     assert head.bias is not None
     renamed = Head(head.weight[order], head.bias[order])
-    expected = class_features(client, head, means)[order]
-    found = class_features(permuted(client, order), renamed, means[order])
+    guesses = np.random.default_rng(seed).dirichlet(np.ones(5), 2).T
+    expected = class_features(client, head, means, guesses)[order]
+    found = class_features(permuted(client, order), renamed, means[order], guesses[order])
     np.testing.assert_allclose(found, expected, atol=1e-6)
 
 
 @pytest.mark.parametrize("sharp", [0.0, 1.0, 1e3])
 def test_sure_models_have_finite_features(sharp: float) -> None:
     client, head, means = view_of(np.random.default_rng(0), 3, 4, sharp)
-    assert np.isfinite(class_features(client, head, means)).all()
+    assert np.isfinite(class_features(client, head, means, np.eye(3, 1))).all()
 
 
 def test_what_moved_is_where_it_is_expected() -> None:
@@ -54,10 +55,10 @@ def test_what_moved_is_where_it_is_expected() -> None:
     N = 4
     moved = np.ones((N, N)) * np.array([0.0, 1.0, 0.0, 0.0])
     moved[1, 1] = 2.0
-    before = ModelMeans(np.zeros((N, N)), np.full((N, N), 0.25))
-    after = ModelMeans(moved, softmax(moved))
+    before = model_means(np.zeros((N, N)))
+    after = model_means(moved)
     client = ClientView(Head(np.zeros((N, 2)), np.zeros(N)), before, after, 0.5)
-    features = class_features(client, Head(np.zeros((N, 2)), np.zeros(N)), np.ones((N, 2)))
+    features = class_features(client, Head(np.zeros((N, 2)), np.zeros(N)), np.ones((N, 2)), np.empty((N, 0)))
     own, others = features[:, 6], features[:, 8]
     np.testing.assert_allclose(own, [0, 2, 0, 0])
     np.testing.assert_allclose(others, [0, 1, 0, 0])

@@ -6,7 +6,13 @@ import numpy as np
 import pytest
 from sklearn.kernel_ridge import KernelRidge
 
-from rlu_cli.core.kernel_regression import KernelRegression, _left_out, _squared_distances
+from rlu_cli.core.kernel_regression import (
+    KernelRegression,
+    _bordered,
+    _left_out,
+    _squared_distances,
+    _with_product,
+)
 from rlu_cli.core.types import FloatArray
 
 N = 4
@@ -28,7 +34,7 @@ def test_errors_of_clients_left_out_are_those_of_refits(ridge: float) -> None:
     rng = np.random.default_rng(0)
     rows, targets = rng.normal(size=(5 * N, 3)), rng.normal(size=5 * N)
     kernel = np.exp(-0.1 * _squared_distances(rows, rows))
-    weights, errors = _left_out(kernel, targets, ridge, N)
+    weights, errors = _left_out(np.linalg.inv(kernel + ridge * np.eye(5 * N)), targets, N)
     whole = KernelRidge(alpha=ridge, kernel="rbf", gamma=0.1).fit(rows, targets)
     np.testing.assert_allclose(weights, whole.dual_coef_, atol=1e-10)
     for block in range(5):
@@ -38,8 +44,51 @@ def test_errors_of_clients_left_out_are_those_of_refits(ridge: float) -> None:
         np.testing.assert_allclose(errors[out], targets[out] - again.predict(rows[out]), atol=1e-10)
 
 
+def test_a_line_through_the_guesses_is_a_kernel_of_few_ranks_more() -> None:
+    rng = np.random.default_rng(0)
+    root, V = rng.normal(size=(6, 6)), rng.normal(size=(6, 2))
+    A = root @ root.T + np.eye(6)
+    for scale in (0.0, 10.0):
+        expected = np.linalg.inv(A + scale * V @ V.T)
+        np.testing.assert_allclose(_with_product(np.linalg.inv(A), scale, V), expected, atol=1e-10)
+
+
+def test_more_clients_are_learnt_from_as_if_they_had_been_there_before() -> None:
+    rng = np.random.default_rng(0)
+    root = rng.normal(size=(9, 9))
+    A = root @ root.T + np.eye(9)
+    np.testing.assert_allclose(
+        _bordered(np.linalg.inv(A[:6, :6]), A[:6, 6:], A[6:, 6:]), np.linalg.inv(A), atol=1e-10
+    )
+    features, z = clients(60, noise=0.03)
+    few = KernelRegression(features[:50], z[:50], guesses=1)
+    more = few.with_more(features[50:], z[50:])
+    assert (few.clients, more.clients) == (50, 60)
+    far = np.abs(more(features[55]).proportions - z[55]).sum()
+    assert far < np.abs(few(features[55]).proportions - z[55]).sum()
+    known = few(features[3]).proportions  # the other one is as it was
+    np.testing.assert_array_equal(
+        KernelRegression(features[:50], z[:50], guesses=1)(features[3]).proportions, known
+    )
+
+
+def test_a_first_guess_that_is_nearly_right_is_followed_beyond_what_was_learnt() -> None:
+    """Guesses off by 0.002: clients are found to that, also one more skewed than all that were there."""
+    rng = np.random.default_rng(0)
+
+    def guessed(z: FloatArray) -> FloatArray:
+        noise = 0.002 * rng.normal(size=z.shape)
+        return np.stack((np.clip(z + noise, 0, 1), rng.normal(size=z.shape)), axis=2)
+
+    z = rng.dirichlet(np.full(N, 3.0), 60)
+    found = KernelRegression(guessed(z), z, guesses=1)
+    assert found.error < 0.006
+    skewed = np.array([[0.97, 0.01, 0.01, 0.01]])
+    np.testing.assert_allclose(found(guessed(skewed)[0]).proportions, skewed[0], atol=0.03)
+
+
 def test_proportions_are_found_again_and_the_error_is_that_of_others() -> None:
-    found = KernelRegression(*clients(80, noise=0.03))
+    found = KernelRegression(*clients(80, noise=0.03), guesses=1)
     features, z = clients(200, noise=0.03, seed=1)
     predicted = [found(client) for client in features]
     error = np.mean([np.abs(p.proportions - true).sum() / 2 for p, true in zip(predicted, z, strict=True)])
@@ -53,7 +102,7 @@ def test_proportions_are_found_again_and_the_error_is_that_of_others() -> None:
 
 @pytest.mark.parametrize("noise", [0.02, 0.15])
 def test_bounds_hold_about_as_often_as_they_say(noise: float) -> None:
-    found = KernelRegression(*clients(150, noise=noise))
+    found = KernelRegression(*clients(150, noise=noise), guesses=1)
     features, z = clients(400, noise=noise, seed=1)
     predicted = [found(client) for client in features]
     low, high = np.stack([p.low for p in predicted]), np.stack([p.high for p in predicted])
@@ -66,7 +115,7 @@ def test_bounds_hold_about_as_often_as_they_say(noise: float) -> None:
 
 
 def test_strange_features_are_told_from_known_ones() -> None:
-    found = KernelRegression(*clients(80, noise=0.03))
+    found = KernelRegression(*clients(80, noise=0.03), guesses=1)
     features, _ = clients(50, noise=0.03, seed=1)
     assert max(found.strangeness(client) for client in features) < 2
     assert found.strangeness(100 * features[0]) > 2
@@ -77,7 +126,7 @@ def test_where_nothing_can_be_known_all_are_alike() -> None:
     """Features that say nothing: every prediction is near the mean, and bounds span what there was."""
     rng = np.random.default_rng(0)
     z = rng.dirichlet(np.full(N, 0.7), 100)
-    found = KernelRegression(rng.normal(size=(100, N, 3)), z)
+    found = KernelRegression(rng.normal(size=(100, N, 3)), z, guesses=0)
     predicted = found(rng.normal(size=(N, 3)))
     np.testing.assert_allclose(predicted.proportions, 1 / N, atol=0.12)
     assert np.mean(predicted.high - predicted.low) > 0.5

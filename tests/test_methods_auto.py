@@ -41,14 +41,15 @@ SURE, UNSURE = 1e-6, 0.05
         (ONE, True, (10,) * 20, UNSURE, True, False, "regression"),
         (ONE, True, (10,) * 21, UNSURE, True, False, "gls"),
         (LocalTraining(1, 2001, 0.01), True, (10,) * 10, UNSURE, True, False, "gls"),
-        (TEN, True, (10,) * 10, SURE, True, True, "gls"),
+        (TEN, True, (10,) * 10, SURE, True, True, "replay"),
         (TEN, True, (10,) * 10, UNSURE, True, True, "replay"),
         (TEN, True, (9, 11) * 5, UNSURE, True, True, "gls"),
-        (TEN, True, (10,) * 21, UNSURE, True, True, "gls"),
+        (TEN, True, (10,) * 100, UNSURE, True, True, "replay"),
+        (TEN, True, (10,) * 101, UNSURE, True, True, "gls"),
         (LONG, True, (10,) * 10, UNSURE, True, True, "replay"),
-        (LONG, True, (10,) * 21, UNSURE, True, True, "rlu"),
+        (LONG, True, (10,) * 101, UNSURE, True, True, "rlu"),
         (LONG, True, (10,) * 10, SURE, True, True, "replay"),
-        (LONG, True, (10,) * 21, SURE, True, True, "gls"),
+        (LONG, True, (10,) * 101, SURE, True, True, "gls"),
         (LONG, True, (10,) * 10, SURE, True, False, "rlu"),
         (TEN, True, (10,) * 10, UNSURE, True, False, "rlu"),
         (ONE, False, (10,) * 10, UNSURE, True, False, "rlu"),
@@ -56,6 +57,9 @@ SURE, UNSURE = 1e-6, 0.05
         (ONE, True, (10,) * 9 + (9,), UNSURE, True, False, "rlu"),
         (ONE, True, (10,) * 200, UNSURE, True, False, "gls"),
         (ONE, True, (10,) * 201, UNSURE, True, False, "rlu"),
+        (TEN, True, (10,) * 10, SURE, True, None, "gls"),
+        (TEN, True, (10,) * 10, UNSURE, True, None, "gls"),
+        (LONG, True, (10,) * 10, UNSURE, True, None, "rlu"),
         (ADAM, True, (10,) * 10, UNSURE, True, True, "surrogate"),
         (ADAM, False, None, UNSURE, False, False, "surrogate"),
     ],
@@ -66,12 +70,17 @@ def test_the_best_that_has_what_it_needs(
     counts: tuple[int, ...] | None,
     spread: float,
     has_samples: bool,
-    can_replay: bool,
+    can_replay: bool | None,
     expected: str,
 ) -> None:
-    known = None if counts is None else residuals_like(spread, counts)
+    """``can_replay`` None: for `gls` alone."""
     found = best_method(
-        training, has_bias=has_bias, residuals=known, has_samples=has_samples, can_replay=can_replay
+        training,
+        has_bias=has_bias,
+        residuals=None if counts is None else residuals_like(spread, counts),
+        has_samples=has_samples,
+        can_replay=can_replay is not False,
+        can_make_clients=can_replay is True,
     )
     assert found.name == expected
 
@@ -109,7 +118,7 @@ def test_few_images_and_searches_are_for_rlu() -> None:
 def test_replays_that_take_too_long_are_not_begun(monkeypatch: pytest.MonkeyPatch) -> None:
     flags = ["recover", *sample("trained_m10"), *QUICK]
     assert call(*flags).document["method"] == "replay"
-    monkeypatch.setattr("rlu_cli.audit.auditor._REPLAY_COST", 1e9)
+    monkeypatch.setattr("rlu_cli.audit.auditor._REPLAY_COST", 1e8)
     assert call(*flags).document["method"] == "rlu"
 
 

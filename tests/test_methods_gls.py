@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 
 from rlu_cli.core.methods.gls import ResidualModel, fit, solutions_of_like_updates
 from rlu_cli.core.recover import recover_labels
-from rlu_cli.core.residuals import ResidualMoments, residual_moments, residuals
+from rlu_cli.core.reliability import reliability
+from rlu_cli.core.residuals import ResidualMoments, ResidualPath, residual_moments, residuals
 from rlu_cli.core.schemes import impulse_response
-from rlu_cli.core.types import FloatArray, IntArray, LocalTraining
+from rlu_cli.core.types import FloatArray, IntArray, LocalTraining, Observation
 from rlu_cli.errors import MismatchError
 
 N = 6
@@ -180,3 +181,36 @@ def test_observations_without_residuals_are_refused() -> None:
     observation, _ = scripted_observation(LocalTraining(3, 16, 0.05))
     with pytest.raises(MismatchError, match="which gls works on"):
         recover_labels(replace(observation, residuals=None), method="gls")
+
+
+def swung(change: float) -> Observation:
+    """A client of ten steps whose local model moved its predictions to and fro; ``change`` says how far."""
+    observation, _ = scripted_observation(LocalTraining(10, 32, 0.01), classes=N)
+    start = observation.start.confidence
+    away = np.zeros((N, N))
+    away[:, 0], away[:, 1] = change, -change
+    path = observation.residuals
+    assert path is not None
+    ends = [exact_residuals(np.eye(N) - S) for S in (start, start + away)]
+    return replace(
+        observation,
+        end=replace(observation.start, confidence=start + away),
+        residuals=ResidualPath(*ends),
+    )
+
+
+@pytest.mark.parametrize("method", ["rlu", "gls"])
+def test_predictions_that_swing_are_told_of_and_have_no_bounds(method: str) -> None:
+    calm = recover_labels(swung(1e-3), method=method)
+    assert calm.diagnostics["swing"] < 0.1
+    assert "predictions-swing" not in {note.code for note in calm.warnings}
+    assert (calm.low is None) == (method == "rlu")
+    wild = swung(0.0)
+    u = wild.update.bias / impulse_response(wild.training).sum()  # type: ignore[operator]
+    change = 6 * float(np.linalg.norm(u)) / np.sqrt(2)
+    found = recover_labels(swung(change), method=method)
+    assert found.diagnostics["swing"] == pytest.approx(6.0)  # each row of S moved alike
+    notes = {note.code: note.message for note in found.warnings}
+    assert "6.0 times" in notes["predictions-swing"]
+    assert found.low is None and found.high is None and found.presence is None
+    assert reliability(found, list(notes)).grade == "poor"

@@ -53,8 +53,9 @@ from rlu_cli.files.model_config import read_config
 from rlu_cli.files.state_dict import join_weight_norm
 
 _REPLAY_COST = 5e10
-"""Floating-point operations of a replay that --method auto is ready to spend: a second or two of a small
-processor's time."""
+"""Floating-point operations that --method auto is ready to spend on a replay: seconds of a small processor's
+time for `gls`, which makes four a client, and half a minute for `replay`, which makes forty of that size a
+global model."""
 
 
 @dataclass(frozen=True)
@@ -424,7 +425,13 @@ class Auditor:
             residuals=start.residuals,
             has_samples=start.samples is not None and not (noisy and self.stored is not None),
             can_replay=training.steps > 1 and self.source.replay_cost(training) <= _REPLAY_COST,
+            can_make_clients=training.steps > 1 and self._can_make_clients(record),
         )
+
+    def _can_make_clients(self, record: TrainingRecord) -> bool:
+        """Whether `replay` takes no longer than ``auto`` is ready to wait."""
+        made = self._replayed_clients(record)
+        return made is not None and made.cost(record.training) <= _REPLAY_COST
 
     def _check_key(self, local: Checkpoint) -> None:
         key = self.options.key

@@ -15,9 +15,9 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from rlu_cli.audit.replay import Replay
 from rlu_cli.core.client_views import ModelMeans, ReplayedClient, ReplayPlan
-from rlu_cli.core.moments import softmax
 from rlu_cli.core.parallel import for_each
 from rlu_cli.core.progress import Progress
+from rlu_cli.core.residuals import residual_moments, residuals
 from rlu_cli.core.types import FloatArray, IntArray, LocalTraining
 from rlu_cli.models import load_weights, multiply_adds
 from rlu_cli.simulation.client import epoch_indices, step_indices
@@ -145,9 +145,8 @@ def _batches(share: IntArray, training: LocalTraining, rng: np.random.Generator)
 
 
 def _means(logits: FloatArray, labels: IntArray) -> ModelMeans:
-    confidence = softmax(logits)
     classes = range(logits.shape[1])
     return ModelMeans(
         np.stack([logits[labels == n].mean(axis=0) for n in classes]),
-        np.stack([confidence[labels == n].mean(axis=0) for n in classes]),
+        residual_moments(residuals(logits, labels), labels),
     )

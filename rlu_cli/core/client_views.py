@@ -8,6 +8,7 @@ from typing import Protocol
 import numpy as np
 
 from rlu_cli.core.progress import Progress
+from rlu_cli.core.residuals import ResidualMoments
 from rlu_cli.core.simplex import simplex_least_squares
 from rlu_cli.core.types import FloatArray, Head, IntArray, LocalTraining
 
@@ -20,11 +21,16 @@ class ModelMeans:
     """What a model makes of samples, averaged by their class n.
 
     logits : shape (N, N), E[q_j | class n]
-    confidence : shape (N, N), E[s_j | class n]
+    residuals : moments of r = onehot(y) − s over the samples themselves
     """
 
     logits: FloatArray
-    confidence: FloatArray
+    residuals: ResidualMoments
+
+    @property
+    def confidence(self) -> FloatArray:
+        """S without Monte Carlo, shape (N, N), E[s_j | class n]."""
+        return np.asarray(np.eye(len(self.logits)) - self.residuals.mean)
 
 
 @dataclass(frozen=True)
@@ -78,13 +84,16 @@ class ClientView:
     pace: float
 
 
-def class_features(client: ClientView, head: Head, embedding_mean: FloatArray) -> FloatArray:
+def class_features(
+    client: ClientView, head: Head, embedding_mean: FloatArray, guesses: FloatArray
+) -> FloatArray:
     """Numbers that say how much of each class a client trained on, shape (N, F), one class a row.
 
     The same function of every class, so that what is learnt of one class serves all:
 
-    - the bias update −∇b, alone and in units of its steps, and the proportions z that least squares find
-      with S halfway between both models; ‖z‖² says how skewed the client is
+    - first the guesses, and the proportions z that least squares find with S halfway between both models;
+      their logarithms; ‖z‖² says how skewed the client is; the bias update −∇b that all come from, alone and
+      in units of its steps
     - how the class's logit moved on its own samples and on the others', before and after each sample's
       mean shift is taken away
     - the class's mean confidence on its own samples, the others' and all, of both models and as the
@@ -95,6 +104,7 @@ def class_features(client: ClientView, head: Head, embedding_mean: FloatArray) -
     ----------
     head : the global model's
     embedding_mean : ē of each class under the global model, shape (N, L)
+    guesses : other methods' proportions, shape (N, G)
     """
     assert client.gradient.bias is not None
     N = len(client.gradient.bias)
@@ -107,10 +117,12 @@ def class_features(client: ClientView, head: Head, embedding_mean: FloatArray) -
     rows = -client.gradient.weight @ head.weight.T
     own, rest, everywhere = zip(*(_parts(c) for c in (before, after)), strict=True)
     columns = [
+        *guesses.T,
+        z,
         u,
         u * client.pace,
-        z,
         np.log(z + 0.01),
+        *np.log(guesses.T + 0.01),
         np.full(N, z @ z),
         np.full(N, np.log(client.pace)),
         np.diag(moved),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,7 +11,11 @@ from rlu_cli.core.types import FloatArray
 
 _GAMMAS = (0.003, 0.01, 0.03)
 _RIDGES = (0.03, 0.1, 0.3, 1.0)
-"""Widths and regularisation that are compared."""
+_SLOPES = (0.0, 1.0, 10.0, 100.0)
+"""Widths, regularisation and weights of the first guess that are compared."""
+
+_SEARCHED = 1000
+"""Rows, whole clients, by which they are compared."""
 
 _FARTHEST = 4.0
 """Standard deviations to which a feature counts."""
@@ -42,11 +47,13 @@ class ClassPrediction:
 class KernelRegression:
     """√z_n as a function of the features of class n, learnt from clients whose z is known.
 
-        √z(x) ≈ c + Σ_i α_i k(x, x_i),    k(x, x') = exp(−γ ‖x − x'‖²),    α = (K + λ I)⁻¹ (√z − c)
+        √z(x) ≈ c + Σ_i α_i k(x, x_i),    k(x, x') = exp(−γ ‖x − x'‖²) + β Σ_j (√g_j − c)(√g'_j − c),
+        α = (K + λ I)⁻¹ (√z − c)
 
-    with one row x_i a client and class: the standardised features and the class's indicator. Roots, because
-    they make the errors of small and of large proportions alike. γ and λ are those with the least error on
-    clients left out, which needs no further fit: without the rows of client b the error there is
+    with one row x_i a client and class: the standardised features and the class's indicator. The first
+    features are guesses g_j of z_n: where they are good, a line through them says more than neighbours do.
+    Roots, because they make the errors of small and of large proportions alike. β, γ and λ are those with the
+    least error on clients left out, which needs no further fit: without the rows of client b the error is
     ((K + λI)⁻¹_bb)⁻¹ α_b. The same errors, of the left-out proportions nearest to the one predicted, give the
     bounds and the presence. Of n errors the next one exceeds the k-th largest with probability k/(n + 1),
     so for 2.5 % the bounds are at k = 0.025 (n + 1), between the order statistics.
@@ -55,37 +62,53 @@ class KernelRegression:
     ----------
     features : shape (R, N, F)
     proportions : shape (R, N)
-    like : a regression from much the same clients, whose γ and λ are taken
+    guesses : how many of the features are guesses
 
     Source: kernel ridge regression (Saunders et al. 1998); block leave-one-out by the inverse; bounds as in
     the jackknife+ (Barber et al. 2021), conditioned on the prediction.
     """
 
-    def __init__(
-        self, features: FloatArray, proportions: FloatArray, *, like: KernelRegression | None = None
-    ) -> None:
-        clients, N, F = features.shape
+    def __init__(self, features: FloatArray, proportions: FloatArray, *, guesses: int) -> None:
+        _, N, F = features.shape
         rows = features.reshape(-1, F)
         self._mean = rows.mean(axis=0)
         spread = rows.std(axis=0)
         self._scale = np.where(spread > 1e-9 * np.abs(self._mean), spread, np.inf)
-        self._rows = np.concatenate([self._inputs(client) for client in features])
-        roots = np.sqrt(proportions).ravel()
-        self._offset = float(roots.mean())
-        distance = _squared_distances(self._rows, self._rows)
-        best, self._gamma, self._ridge = np.inf, 0.0, 0.0
-        for gamma in _GAMMAS if like is None else (like._gamma,):
-            kernel = np.exp(-gamma * distance)
-            for ridge in _RIDGES if like is None else (like._ridge,):
-                weights, errors = _left_out(kernel, roots - self._offset, ridge, N)
-                error = float(np.abs(errors).mean())
-                if error < best:
-                    best, self._gamma, self._ridge, self._weights = error, gamma, ridge, weights
-                    predicted = roots - errors
-        self._known = np.sqrt(_on_simplex(predicted.reshape(clients, N)).ravel())
-        self._true = roots
+        self._true = np.sqrt(proportions).ravel()
+        self._offset = float(self._true.mean())
+        self._number = guesses
+        self._rows, self._guesses = self._inputs(features), self._guessed(rows)
+        self._gamma, self._ridge, self._slope = self._compared(N)
+        kernel = self._kernel(self._rows, self._guesses)
+        self._inverse = _inverse(kernel + self._ridge * np.eye(len(kernel)))
         self._strangest = max(self._strangeness(client) for client in features)
-        self.error = 0.5 * float(np.abs(self._known**2 - roots**2).reshape(clients, N).sum(axis=1).mean())
+        self._solve(N)
+
+    def with_more(self, features: FloatArray, proportions: FloatArray) -> KernelRegression:
+        """Learnt from more clients as well, with the same β, γ, λ, c and scale of the features."""
+        _, N, F = features.shape
+        inputs, guesses = self._inputs(features), self._guessed(features.reshape(-1, F))
+        border = self._kernel(inputs, guesses).T
+        more = copy.copy(self)
+        more._rows = np.concatenate((self._rows, inputs))
+        more._guesses = np.concatenate((self._guesses, guesses))
+        more._true = np.concatenate((self._true, np.sqrt(proportions).ravel()))
+        corner = more._kernel(inputs, guesses)[:, len(self._rows) :] + self._ridge * np.eye(len(inputs))
+        more._inverse = _bordered(self._inverse, border, corner)
+        more._solve(N)
+        return more
+
+    def _solve(self, N: int) -> None:
+        """α, and what is predicted of each client by the others."""
+        self._weights, errors = _left_out(self._inverse, self._true - self._offset, N)
+        predicted = _on_simplex((self._true - errors).reshape(-1, N))
+        self._known = np.sqrt(predicted).ravel()
+        self.error = 0.5 * float(np.abs(predicted - np.square(self._true).reshape(-1, N)).sum(axis=1).mean())
+
+    @property
+    def clients(self) -> int:
+        """From how many it was learnt."""
+        return int(len(self._true) // (self._rows.shape[1] - len(self._mean)))
 
     def strangeness(self, features: FloatArray) -> float:
         """Mean square of the standardised features, over the largest among the clients that were learnt from.
@@ -98,7 +121,7 @@ class KernelRegression:
 
     def __call__(self, features: FloatArray) -> ClassPrediction:
         """For one client's features, shape (N, F)."""
-        kernel = np.exp(-self._gamma * _squared_distances(self._inputs(features), self._rows))
+        kernel = self._kernel(self._inputs(features[None]), self._guessed(features))
         z = _on_simplex((kernel @ self._weights + self._offset)[None])[0]
         taken = min(len(self._true), max(_NEAREST, int(_SHARE * len(self._true))))
         edge = max(0.0, (_EDGE * (taken + 1) - 1) / (taken - 1))
@@ -111,9 +134,37 @@ class KernelRegression:
             presence[n] = np.mean(self._true[like] > 0)
         return ClassPrediction(z, np.minimum(low, z), np.maximum(high, z), presence)
 
+    def _compared(self, N: int) -> tuple[float, float, float]:
+        """γ, λ and β of the least error."""
+        some = slice(max(N, _SEARCHED // N * N))
+        targets, guesses = self._true[some] - self._offset, self._guesses[some]
+        distance = _squared_distances(self._rows[some], self._rows[some])
+        best, found = np.inf, (0.0, 0.0, 0.0)
+        for gamma in _GAMMAS:
+            kernel = np.exp(-gamma * distance)
+            for ridge in _RIDGES:
+                inverse = _inverse(kernel + ridge * np.eye(len(kernel)))
+                for slope in _SLOPES:
+                    errors = _left_out(_with_product(inverse, slope, guesses), targets, N)[1]
+                    error = float(np.abs(errors).mean())
+                    if error < best:
+                        best, found = error, (gamma, ridge, slope)
+        return found
+
+    def _kernel(self, inputs: FloatArray, guesses: FloatArray) -> FloatArray:
+        """k of these rows and the known ones."""
+        near = np.exp(-self._gamma * _squared_distances(inputs, self._rows))
+        return np.asarray(near + self._slope * guesses @ self._guesses.T)
+
     def _inputs(self, features: FloatArray) -> FloatArray:
+        """Of clients, shape (R, N, F), one class a row."""
         scaled = np.clip((features - self._mean) / self._scale, -_FARTHEST, _FARTHEST)
-        return np.column_stack((scaled, np.eye(len(features))))
+        clients, N, F = features.shape
+        return np.column_stack((scaled.reshape(-1, F), np.tile(np.eye(N), (clients, 1))))
+
+    def _guessed(self, rows: FloatArray) -> FloatArray:
+        """√g − c, one guess a column."""
+        return np.asarray(np.sqrt(np.clip(rows[:, : self._number], 0.0, 1.0)) - self._offset)
 
     def _strangeness(self, features: FloatArray) -> float:
         return float(np.mean(np.square((features - self._mean) / self._scale)))
@@ -125,13 +176,35 @@ def _squared_distances(a: FloatArray, b: FloatArray) -> FloatArray:
     return np.asarray(np.maximum(found, 0.0))
 
 
-def _left_out(
-    kernel: FloatArray, targets: FloatArray, ridge: float, block: int
-) -> tuple[FloatArray, FloatArray]:
-    """α, and the errors at each block of rows when the others alone are learnt from."""
-    inverse = np.linalg.inv(kernel + ridge * np.eye(len(kernel)))
+def _inverse(A: FloatArray) -> FloatArray:
+    return np.asarray(np.linalg.inv(A), dtype=np.float64)
+
+
+def _with_product(inverse: FloatArray, scale: float, V: FloatArray) -> FloatArray:
+    """(A + scale · V Vᵀ)⁻¹ from A⁻¹, symmetric (Woodbury)."""
+    if not scale or not V.shape[1]:
+        return inverse
+    W = inverse @ V
+    small = np.eye(V.shape[1]) / scale + V.T @ W
+    return np.asarray(inverse - W @ np.linalg.solve(small, W.T))
+
+
+def _bordered(inverse: FloatArray, border: FloatArray, corner: FloatArray) -> FloatArray:
+    """[[A, B], [Bᵀ, D]]⁻¹ from A⁻¹, for symmetric A and D (Schur complement)."""
+    W = inverse @ border
+    rest = np.linalg.inv(corner - border.T @ W)
+    return np.block([[inverse + W @ rest @ W.T, -W @ rest], [-rest @ W.T, rest]])
+
+
+def _left_out(inverse: FloatArray, targets: FloatArray, block: int) -> tuple[FloatArray, FloatArray]:
+    """α, and the errors at each block of rows when the others alone are learnt from.
+
+    Parameters
+    ----------
+    inverse : (K + λ I)⁻¹
+    """
     weights = inverse @ targets
-    blocks = inverse.reshape(len(kernel) // block, block, -1, block)
+    blocks = inverse.reshape(len(inverse) // block, block, -1, block)
     own = np.stack([blocks[b, :, b] for b in range(len(blocks))])
     errors = np.linalg.solve(own, weights.reshape(-1, block)[:, :, None])[:, :, 0]
     return weights, np.asarray(errors.ravel(), dtype=np.float64)

@@ -172,6 +172,7 @@ def _automatic(observation: Observation) -> Method:
         residuals=None if path is None else path.start,
         has_samples=path is not None and path.samples is not None,
         can_replay=path is not None and path.replay is not None,
+        can_make_clients=observation.replayed_clients is not None,
     )
 
 

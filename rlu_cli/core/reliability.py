@@ -24,6 +24,7 @@ UNRELIABLE = (
     "delta-looks-like-weights",
     "update-unexplained",
     "embedding-mismatch",
+    "predictions-swing",
     "class-names-disagree",
     "solver-uncertified",
     "local-statistics-missing",

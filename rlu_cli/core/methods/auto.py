@@ -34,8 +34,9 @@ def best_method(
     residuals: ResidualMoments | None,
     has_samples: bool,
     can_replay: bool,
+    can_make_clients: bool,
 ) -> Method:
-    """`regression` for one step of a trained model, `replay` for several, `gls` for the rest.
+    """`regression` for one step of a trained model, `replay` for several steps, `gls` for the rest.
 
     Measured, each is at least as good there as `rlu`, which answers too where they don't have all that they
     need; see "Error bars" in the docs. How trained a model is shows in the error that `gls` foresees.
@@ -45,7 +46,8 @@ def best_method(
     has_bias : whether the output layer has one
     residuals : single auxiliary samples' moments under the global model, None where they aren't known
     has_samples : whether the samples' own logits are known too
-    can_replay : whether the client's training can be replayed, which several steps need, within seconds
+    can_replay : whether the client's training can be replayed, as `gls` does for several steps, in seconds
+    can_make_clients : whether `replay` can make up clients, in a minute at most
     """
     if training.optimizer != "sgd":
         return SURROGATE
@@ -56,11 +58,11 @@ def best_method(
         return RLU
     model = ResidualModel([(1.0, residuals)], training)
     if training.steps > 1:
+        if can_make_clients and no_replay(counts, training) is None:
+            return REPLAY
         if not can_replay:
             return RLU
         many, trained = training.steps > BOUNDED_STEPS, foreseen_error(model) > _TRAINED
-        if (many or trained) and no_replay(counts, training) is None:
-            return REPLAY
         return RLU if many and trained else GLS
     if not has_samples or no_regression(counts, training) is not None:
         return GLS

@@ -9,7 +9,14 @@ from functools import cached_property
 import numpy as np
 import torch
 
-from rlu_cli.core.methods.base import Capabilities, Method, Problem, solution_notes
+from rlu_cli.core.methods.base import (
+    SWING_LIMIT,
+    Capabilities,
+    Method,
+    Problem,
+    solution_notes,
+    swing_notes,
+)
 from rlu_cli.core.noise import observed_views
 from rlu_cli.core.progress import Progress
 from rlu_cli.core.residuals import Replay, ResidualMoments
@@ -121,7 +128,8 @@ def solve(problem: Problem) -> Estimate:
     their differences for an error.
 
     The bounds are those of 95 % of the solutions for updates drawn again from the error model; of more than
-    20 steps there are none, since a replay is an error of its own that they would not know of.
+    20 steps there are none, nor where the predictions swing (`Problem.swing`), since a replay is an error of
+    its own that they would not know of.
 
     Assumptions: auxiliary samples like the client's; the client's optimiser known, for the replays.
     Uses Δb and single auxiliary samples' softmax values.
@@ -151,7 +159,8 @@ def solve(problem: Problem) -> Estimate:
         found = fit(ResidualModel(mean, training, replays=True, noise=noise), u)
     total, solution = training.samples, found.solution
     low = high = presence = None
-    if training.steps <= BOUNDED_STEPS:
+    swing = problem.swing(solution.z)
+    if training.steps <= BOUNDED_STEPS and swing <= SWING_LIMIT:
         draws = total * solutions_of_like_updates(found, seed=problem.observation.seed)
         edge = (1 - _LEVEL) / 2
         low, high = np.rint(np.quantile(draws, [edge, 1 - edge], axis=0))
@@ -165,8 +174,12 @@ def solve(problem: Problem) -> Estimate:
             "chi_squared": found.chi_squared,
             "freedom": found.freedom,
             "replays": len(replayed),
+            "swing": swing,
         },
-        solution_notes(solution, known_to_the_end=training.steps == 1 or path.end is not None),
+        (
+            *solution_notes(solution, known_to_the_end=training.steps == 1 or path.end is not None),
+            *swing_notes(swing),
+        ),
         low=low,
         high=high,
         presence=presence,

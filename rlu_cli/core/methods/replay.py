@@ -11,14 +11,13 @@ import numpy as np
 
 from rlu_cli.core.client_views import ClientView, ModelMeans, ReplayedClient, ReplayPlan, class_features
 from rlu_cli.core.gradients import mean_gradient
-from rlu_cli.core.kernel_regression import ClassPrediction, KernelRegression
+from rlu_cli.core.kernel_regression import KernelRegression
 from rlu_cli.core.methods.base import Capabilities, Method, Problem, check_diverging
-from rlu_cli.core.methods.gls import BOUNDED_STEPS, GLS, solve_instead
-from rlu_cli.core.methods.gls import solve as solve_by_gls
-from rlu_cli.core.metrics import expected_i_acc
-from rlu_cli.core.residuals import MOST_SAMPLED, ResidualMoments
+from rlu_cli.core.methods.gls import GLS, ResidualModel, fit, solve_instead
+from rlu_cli.core.noise import centred, normalised_noise
+from rlu_cli.core.residuals import ResidualMoments
 from rlu_cli.core.rounding import round_to_total
-from rlu_cli.core.schemes import impulse_response
+from rlu_cli.core.schemes import impulse_response, path_position
 from rlu_cli.core.synthetic_clients import draw_mixes
 from rlu_cli.core.types import (
     Estimate,
@@ -32,8 +31,11 @@ from rlu_cli.core.types import (
     Observation,
 )
 
-_REPLAYS, _FEWEST = 100, 40
+_REPLAYS, _FEWEST = 200, 40
 """Replays a global model with the default ``--samples``; fewer where they are dear."""
+
+_ROWS = 4000
+"""Replays times classes, at most: the regression's time grows with the cube."""
 
 _LEAST = 20
 """Replays with ever so few ``--samples``."""
@@ -51,7 +53,13 @@ _NEAR, _LEAST_NEAR = 8, 4
 _CONCENTRATION, _SPREAD = 30.0, 0.15
 """The mixes of those are Dirichlet's with 30 z + 0.15."""
 
-_MOST_CLASSES, _FEWEST_AUXILIARY = MOST_SAMPLED, 10
+_LATE = 0.75
+"""Where between both models `gls` is asked as well, beside where a steady gradient was taken."""
+
+_GUESSES = 3
+"""Both, and `class_features`' own."""
+
+_MOST_CLASSES, _FEWEST_AUXILIARY = 100, 10
 
 _STRANGE = 2.0
 """How much stranger than all replayed clients one may be."""
@@ -64,21 +72,8 @@ class Replays:
     features: FloatArray
     proportions: FloatArray
 
-    def and_(self, others: Replays) -> Replays:
-        """Both together."""
-        return Replays(
-            np.concatenate((self.features, others.features)),
-            np.concatenate((self.proportions, others.proportions)),
-        )
 
-    def regression(self, like: KernelRegression | None = None) -> KernelRegression:
-        """Learnt from them; ``like`` as in `KernelRegression`."""
-        return KernelRegression(self.features, self.proportions, like=like)
-
-
-_known: WeakKeyDictionary[ModelStatistics, dict[tuple[object, ...], tuple[Replays, KernelRegression]]] = (
-    WeakKeyDictionary()
-)
+_known: WeakKeyDictionary[ModelStatistics, dict[tuple[object, ...], KernelRegression]] = WeakKeyDictionary()
 """Of each global model, by all else that the replays depend on."""
 
 
@@ -89,18 +84,17 @@ def solve(problem: Problem) -> Estimate:
 
     On the way of several steps nothing is linear: S changes with every step, and over whole epochs the model
     adapts to the client's mix until its gradients say little of it. But the auditor can train too. So 40 to
-    100 clients are made up: class mixes are Dirichlet's (concentrations log-uniform from 0.1 to 3), each
+    200 clients are made up: class mixes are Dirichlet's (concentrations log-uniform from 0.1 to 3), each
     client draws its samples from six in ten of the auxiliary ones, with weights of their own, and trains on
     them as the real one did, from the global model on. It is looked at with the auxiliary samples that it has
     not seen, as the real one is with all of them. All clients that train alike share the replays; over whole
     epochs so do those of about as many samples, within a factor of two.
 
     f is the same for every class (`class_features`, `KernelRegression`), so N samples come of each replay.
-    Its errors on replays left out give the bounds and the presence. Where these errors are small, eight more
-    replays near the answer sharpen it. Up to 20 steps the answer and the presence are averaged with those of
-    `gls`, which looks at other things (single samples' covariances, the models between both ends) and errs
-    otherwise, each weighted by what it expects to get wrong, `gls` at most as much; the bounds stay as wide
-    as they were, since the mean of the two errs no more.
+    Among the features is what `gls` makes of both models' residuals without replays: where the way between
+    them is smooth, f follows it, and where it is not, the replays say how wrong it is. The errors on replays
+    left out give the bounds and the presence. Where these errors are small, eight more replays near the
+    answer sharpen it.
 
     Assumptions: auxiliary samples like the client's; optimiser and steps known, no gradients from outside
     (Scaffold, FedDyn, FedDC). Uses both models' logits, ΔW, Δb, the auxiliary images and the network.
@@ -126,8 +120,8 @@ def solve(problem: Problem) -> Estimate:
         _means(observation.end, path.end),
         _pace(observation.training),
     )
-    replays, regression = _replays(observation)
-    features = class_features(view, observation.head, _embeddings(observation))
+    regression = _regression(observation)
+    features = _features(observation, view, observation.training)
     strangeness = regression.strangeness(features)
     found = {"replay_error": regression.error, "replay_strangeness": strangeness}
     if not strangeness <= _STRANGE:
@@ -138,46 +132,17 @@ def solve(problem: Problem) -> Estimate:
         )
         return solve_instead(problem, note, **found)
     if regression.error < _SURE:
-        replays = replays.and_(_near(observation, regression(features).proportions))
-        regression = replays.regression(regression)
+        near = _near(observation, regression(features).proportions)
+        regression = regression.with_more(near.features, near.proportions)
         found["replay_error"] = regression.error
-    found["replays"] = len(replays.proportions)
+    found["replays"] = regression.clients
     prediction = regression(features)
-    z, presence = prediction.proportions, prediction.presence
-    notes: tuple[Note, ...] = ()
-    if observation.training.steps <= BOUNDED_STEPS:
-        other = solve_by_gls(problem)
-        assert other.low is not None and other.high is not None and other.presence is not None
-        its_error = 1.0 - expected_i_acc(other.low, other.high, problem.total)
-        share = found["gls_share"] = _share_of_gls(regression.error, its_error)
-        squares = np.square((1 - share) * np.sqrt(z) + share * np.sqrt(other.proportions))
-        z, notes = squares / squares.sum(), other.warnings
-        presence = (1 - share) * presence + share * other.presence
+    z = prediction.proportions
     found["residual"] = problem.residual(z)
-    low, high = _bounds_around(z, prediction, problem.total)
-    return Estimate(z, found, notes, low=low, high=high, presence=presence)
-
-
-def _share_of_gls(error: float, its_error: float) -> float:
-    """e²/(e² + e_gls²), as errors that are independent ask for, but never more than half.
-
-    Its own error is what its bounds promise, and they don't know all that happens on the way.
-
-    Parameters
-    ----------
-    error, its_error : mean ½‖ẑ − z‖₁ expected of the regression and of `gls`
-    """
-    return min(0.5, error**2 / max(error**2 + its_error**2, 1e-12))
-
-
-def _bounds_around(z: FloatArray, prediction: ClassPrediction, total: int) -> tuple[FloatArray, FloatArray]:
-    """Bounds of the counts as far from z as the prediction's are from it, in roots, whole numbers."""
-    shift = np.sqrt(z) - np.sqrt(prediction.proportions)
-    low, high = (
-        total * np.square(np.clip(np.sqrt(edge) + shift, 0.0, 1.0))
-        for edge in (prediction.low, prediction.high)
-    )
-    return np.minimum(np.rint(low), np.floor(total * z)), np.maximum(np.rint(high), np.ceil(total * z))
+    low, high = (problem.total * edge for edge in (prediction.low, prediction.high))
+    low = np.minimum(np.rint(low), np.floor(problem.total * z))
+    high = np.maximum(np.rint(high), np.ceil(problem.total * z))
+    return Estimate(z, found, low=low, high=high, presence=prediction.presence)
 
 
 def out_of_scope(counts: IntArray, training: LocalTraining) -> str | None:
@@ -198,33 +163,31 @@ def out_of_scope(counts: IntArray, training: LocalTraining) -> str | None:
 
 
 def _means(statistics: ModelStatistics, residuals: ResidualMoments) -> ModelMeans:
-    """Over the samples themselves: S without Monte Carlo, as replayed clients have it."""
+    """Of the bias alone, as replayed clients have them."""
     N = statistics.num_classes
-    return ModelMeans(statistics.moments.mean, np.eye(N) - residuals.mean[:, :N])
+    bias = ResidualMoments(residuals.mean[:, :N], residuals.factor[:, :, :N], residuals.counts)
+    return ModelMeans(statistics.moments.mean, bias)
 
 
 def _pace(training: LocalTraining) -> float:
     return float(np.sum(impulse_response(training)))
 
 
-def _embeddings(observation: Observation) -> FloatArray:
-    return observation.start.embeddings_for("replay")[0]
-
-
-def _replays(observation: Observation) -> tuple[Replays, KernelRegression]:
-    """Those that all clients of the global model share that train like this one."""
+def _regression(observation: Observation) -> KernelRegression:
+    """What all clients of the global model share that train like this one."""
     training, sizes = _shared(observation.training)
     key = (training, sizes, observation.samples, observation.seed, observation.noise_std)
     known = _known.setdefault(observation.start, {})
     if key not in known:
         assert observation.replayed_clients is not None
         cost = observation.replayed_clients.cost(training.resized(math.isqrt(sizes[0] * sizes[1])))
-        number = max(_LEAST, int(_share(observation) * max(_FEWEST, min(_REPLAYS, _WORK / cost))))
+        most = min(_REPLAYS, _ROWS // observation.head.num_classes)
+        number = max(_LEAST, int(_share(observation) * max(_FEWEST, min(most, _WORK / cost))))
         rng = np.random.default_rng(observation.seed)
         mixes = draw_mixes(number, observation.head.num_classes, rng)
         logarithms = rng.uniform(math.log(sizes[0]), math.log(sizes[1]), number)
         found = _replayed(observation, training, mixes, np.rint(np.exp(logarithms)).astype(int), first=0)
-        known[key] = found, found.regression()
+        known[key] = KernelRegression(found.features, found.proportions, guesses=_GUESSES)
     return known[key]
 
 
@@ -266,8 +229,7 @@ def _replayed(
     clients = observation.replayed_clients(plans, observation.progress)
     kept = [(plan, client) for plan, client in zip(plans, clients, strict=True) if client is not None]
     check_diverging(len(plans) - len(kept), len(plans))
-    means = _embeddings(observation)
-    features = [class_features(_view(observation, p, c), observation.head, means) for p, c in kept]
+    features = [_features(observation, _view(observation, p, c), p.training) for p, c in kept]
     return Replays(np.stack(features), np.stack([c.proportions for _, c in kept]))
 
 
@@ -275,6 +237,19 @@ def _view(observation: Observation, plan: ReplayPlan, client: ReplayedClient) ->
     update = HeadUpdate(client.change.weight, client.change.bias)
     gradient: Head = mean_gradient(replace(observation, update=update, training=plan.training))
     return ClientView(gradient, client.start, client.end, _pace(plan.training))
+
+
+def _features(observation: Observation, view: ClientView, training: LocalTraining) -> FloatArray:
+    """Of one client, real or replayed; with what `gls` makes of its two models."""
+    assert view.gradient.bias is not None
+    u = centred(-view.gradient.bias)[:-1]
+    noise = (normalised_noise(replace(observation, training=training)),)
+    guesses = []
+    for position in (path_position(training), _LATE):
+        parts = [(1 - position, view.start.residuals), (position, view.end.residuals)]
+        guesses.append(fit(ResidualModel(parts, training, noise=noise), u).solution.z)
+    means, _ = observation.start.embeddings_for("replay")
+    return class_features(view, observation.head, means, np.column_stack(guesses))
 
 
 def _shared(training: LocalTraining) -> tuple[LocalTraining, tuple[int, int]]:

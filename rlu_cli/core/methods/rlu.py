@@ -7,7 +7,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from rlu_cli.core.embedding import embedding_gram
-from rlu_cli.core.methods.base import Capabilities, Method, Problem, solution_notes
+from rlu_cli.core.methods.base import Capabilities, Method, Problem, solution_notes, swing_notes
 from rlu_cli.core.rounding import round_to_total
 from rlu_cli.core.search import MeanSimulator, posterior_search
 from rlu_cli.core.types import Estimate, FloatArray, ModelStatistics, Observation
@@ -42,7 +42,9 @@ def solve(problem: Problem) -> Estimate:
         proportions, searched = _search(observation, proportions)
         diagnostics.update(searched)
     complete = observation.training.steps == 1 or observation.end is not None
-    return Estimate(proportions, diagnostics, solution_notes(solution, known_to_the_end=complete))
+    swing = diagnostics["swing"] = problem.swing(proportions)
+    notes = (*solution_notes(solution, known_to_the_end=complete), *swing_notes(swing))
+    return Estimate(proportions, diagnostics, notes)
 
 
 def _search(
