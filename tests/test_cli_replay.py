@@ -21,7 +21,7 @@ def test_counts_and_bounds_of_a_trained_round(client: int) -> None:
         assert 0 <= row["low"] <= row["count"] <= row["high"] <= document["total"]
         assert 0 <= row["presence"] <= 1
     assert document["diagnostics"]["replay_error"] > 0
-    assert document["diagnostics"]["replays"] in range(20, 109)
+    assert document["diagnostics"]["replays"] in range(40, 201)
 
 
 def test_the_answer_is_the_same_again_and_in_company() -> None:
