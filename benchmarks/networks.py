@@ -55,6 +55,28 @@ def small_cnn(
     return nn.Sequential(*layers)
 
 
+def mlp(*, num_classes: int = 10, inputs: int = 64, width: int = 100, depth: int = 2) -> nn.Module:
+    """``depth`` hidden layers of ``width`` on the pixels, with ReLU."""
+    layers: list[nn.Module] = [nn.Flatten()]
+    for _ in range(depth):
+        layers += [nn.Linear(inputs, width), nn.ReLU()]
+        inputs = width
+    return nn.Sequential(*layers, nn.Linear(inputs, num_classes))
+
+
+def small_vgg(*, num_classes: int = 10, width: int = 32, norm: str = "batch") -> nn.Module:
+    """Eight convolutions in pairs, each pair halved by max pooling, as in VGG; for 32x32 pixels."""
+    layers: list[nn.Module] = []
+    channels = 3
+    for factor in (1, 2, 4, 4):
+        for _ in range(2):
+            layers.append(nn.Conv2d(channels, factor * width, 3, padding=1))
+            channels = factor * width
+            layers += [*_norm(norm, channels), nn.ReLU()]
+        layers.append(nn.MaxPool2d(2))
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(channels * 4, num_classes))
+
+
 def _norm(kind: str, channels: int) -> list[nn.Module]:
     if kind == "batch":
         return [nn.BatchNorm2d(channels)]

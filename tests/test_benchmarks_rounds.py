@@ -17,6 +17,8 @@ from benchmarks.paper.__main__ import main, run
 from benchmarks.paper.figures import FIGURES
 from benchmarks.paper.settings import DATASETS, SCALES, Plan
 from benchmarks.paper.tables import TABLES
+from benchmarks.random_settings import setting
+from benchmarks.random_settings import table as random_table
 from benchmarks.rounds import Bench, Pretraining, Results, Round, Rows, play
 from rlu_cli.audit.options import SimulationOptions, StepOptions
 from rlu_cli.simulation.run import Simulator
@@ -200,3 +202,23 @@ def test_every_committed_result_can_be_read() -> None:
     assert len(files) >= 4
     for path in files:
         assert Results(path).machines
+
+
+def test_random_settings_are_drawn_by_their_number() -> None:
+    drawn = [setting(number) for number in range(60)]
+    assert drawn == [setting(number) for number in range(60)]
+    assert {r.data for r in drawn} == {"digits", "fashion-mnist-32-2000", "glyphs-62-32-200"}
+    assert {r.training.steps for r in drawn} >= {None, 1, 5, 10, 20}
+    assert {r.training.optimizer for r in drawn} == {None, "adam"}
+
+
+def test_random_settings_are_told_by_what_the_default_was() -> None:
+    def row(asked: str, method: str, score: float, **more: Any) -> dict[str, Any]:
+        found = {"number": 1, "client": "a", "asked": asked, "method": method, "iAcc": score}
+        return {**found, "expected_iAcc": None, "grade": None, **more}
+
+    bounds = {"bounds_hold": 0.9, "bounds_width": 0.1, "expected_iAcc": 0.8, "grade": "fair"}
+    rows = [row("rlu", "rlu", 0.5), row("auto", "replay", 0.75, **bounds), {"number": 2, "refused": "why"}]
+    text = random_table(rows)
+    assert "| `replay` | 1 | 0.500 | 0.750 | 0.800 | 90.0%, 10.0% | 0 | 1 |" in text
+    assert "| with bounds, good | 0 |" in text
