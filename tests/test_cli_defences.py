@@ -52,7 +52,19 @@ def test_known_noise_is_in_the_bounds(tmp_path: Path, method: str) -> None:
 def test_noise_that_nobody_says_is_warned_of(tmp_path: Path) -> None:
     flags = defended(tmp_path, Defence(noise_std=1e-3))
     assert "update-unbalanced" in call("recover", *flags).codes
-    assert "update-unbalanced" not in call("recover", *flags, "--noise-std", 1e-3).codes
+    told = call("recover", *flags, "--noise-std", 1e-3)
+    assert not {"update-unbalanced", "noise-seen"} & set(told.codes)
+    seen = call("recover", *flags)
+    assert "noise-seen" in seen.codes
+    assert seen.document["training"]["noise_std"] == 0.0
+    widths = [sum(row["high"] - row["low"] for row in found.document["classes"]) for found in (told, seen)]
+    assert widths[1] > 0.6 * widths[0] > 0
+
+
+def test_quantised_updates_have_bounds_that_know(tmp_path: Path) -> None:
+    coarse = call("recover", *defended(tmp_path, Defence(quantize=3), name="trained_m10"))
+    fine = call("recover", *defended(tmp_path, Defence(), name="trained_m10"))
+    assert "noise-seen" in coarse.codes and "noise-seen" not in fine.codes
 
 
 def test_replays_of_noisy_clients(tmp_path: Path) -> None:

@@ -14,7 +14,8 @@ from rlu_cli.core.checks import check_update
 from rlu_cli.core.methods import METHODS
 from rlu_cli.core.methods.gls import ResidualModel
 from rlu_cli.core.misfit import misfit
-from rlu_cli.core.noise import normalised_noise, observed_views, weight_direction
+from rlu_cli.core.noise import normalised_noise, observed_views, unexplained_noise, weight_direction
+from rlu_cli.core.recover import recover_labels
 from rlu_cli.core.residuals import ResidualPath, residual_moments, residual_views
 from rlu_cli.core.synthetic_clients import ClientSimulator, FeatureNoise, update_features
 from rlu_cli.core.types import Activations, FloatArray, Head, HeadUpdate, LocalTraining, Observation
@@ -166,3 +167,47 @@ def test_simulated_clients_have_the_noise_of_real_ones() -> None:
     assert np.linalg.norm(np.diag(added.numpy()) - np.diag(expected)) < 0.2 * np.linalg.norm(
         np.diag(expected)
     )
+
+
+@pytest.mark.parametrize("sigma", [0.01, 0.05, 0.3])
+def test_noise_that_nobody_told_of_shows_in_the_columns(sigma: float) -> None:
+    for seed in range(5):
+        observation, _ = noisy_round(seed, sigma)
+        found = unexplained_noise(observation)
+        assert sigma / 2 < found < 2 * sigma  # 29 degrees of freedom, and powers of the root of 2
+        assert (2 * np.log2(found)) % 1 == pytest.approx(0.0, abs=1e-9)
+        without, _ = noisy_round(seed, 0.0)
+        assert unexplained_noise(without) == 0.0
+
+
+@pytest.mark.parametrize(
+    "training",
+    [
+        LocalTraining(10, 32, 0.01, momentum=0.9, weight_decay=0.1),
+        LocalTraining(10, 32, 0.01, scheme="fedprox", prox=1.0),
+        LocalTraining(1, 32, 0.01),
+    ],
+)
+def test_decay_pulls_and_rounding_are_no_noise(training: LocalTraining) -> None:
+    observation, _ = scripted_observation(training, classes=N, size=L)
+    assert unexplained_noise(observation) == 0.0
+    rounded = np.float32(observation.head.weight + observation.update.weight) - np.float32(
+        observation.head.weight
+    )
+    stored = replace(observation, update=HeadUpdate(rounded.astype(np.float64), observation.update.bias))
+    assert unexplained_noise(stored) == 0.0
+
+
+def test_seen_noise_widens_bounds_but_excuses_nothing() -> None:
+    observation, _ = noisy_round(3, SIGMA)
+    told = replace(observation, noise_std=SIGMA)
+    seen = replace(told, noise_told=False)
+    ignored = replace(observation, noise_std=0.0)
+    by = {
+        name: recover_labels(o, method="gls")
+        for name, o in (("told", told), ("seen", seen), ("ignored", ignored))
+    }
+    assert by["seen"].estimate.tolist() == by["told"].estimate.tolist()
+    codes = {name: {note.code for note in found.warnings} for name, found in by.items()}
+    assert "update-unbalanced" in codes["seen"] and "update-unbalanced" in codes["ignored"]
+    assert "update-unbalanced" not in codes["told"]

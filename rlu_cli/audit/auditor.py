@@ -31,6 +31,7 @@ from rlu_cli.audit.options import (
 from rlu_cli.audit.progress import Reporter, silent
 from rlu_cli.audit.replay import with_training
 from rlu_cli.audit.replayed_clients import ReplayedClients
+from rlu_cli.audit.seen_noise import with_seen_noise
 from rlu_cli.audit.source import Measurement, Source
 from rlu_cli.audit.statistics_file import StoredStatistics, read_statistics
 from rlu_cli.audit.stored_options import options_beside
@@ -328,8 +329,20 @@ class Auditor:
         )
         notes += clipped
         notes += self._stored_for_another_batch(record.training.batch_size)
+        noisy, seen = with_seen_noise(
+            record,
+            Observation(
+                update=opened.update,
+                head=opened.head,
+                training=record.training,
+                start=self._start(record.training.batch_size),
+                constant_gradient=constant,
+                rounding=opened.rounding,
+            ),
+        )
+        notes += seen
         has_bias = opened.head.bias is not None
-        chosen = [named.get(name) or self._best(record, has_bias=has_bias) for name in methods]
+        chosen = [named.get(name) or self._best(noisy, has_bias=has_bias) for name in methods]
         for method in chosen:
             check_optimizer(method, record.training)
         needs_end = any(method.needs_end(record.training) for method in chosen) or (
@@ -351,18 +364,19 @@ class Auditor:
                 end,
                 whole,
                 record.training,
-                noise_std=record.noise_std,
+                noise_std=noisy.noise_std,
                 needs_samples=needs_samples,
             )
             if needs_residuals
             else None,
             constant_gradient=constant,
             rounding=opened.rounding,
-            noise_std=record.noise_std,
+            noise_std=noisy.noise_std,
+            noise_told=not seen,
             replayed_update=self._replayed_update(record.training)
             if any(method.needs_update_replays for method in chosen)
             else None,
-            replayed_clients=self._replayed_clients(record)
+            replayed_clients=self._replayed_clients(noisy)
             if any(method.needs_replayed_clients for method in chosen)
             else None,
             scaled=bool(clipped),

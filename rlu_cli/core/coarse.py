@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from rlu_cli.core.types import FloatArray, HeadUpdate, Note
+from rlu_cli.core.types import FloatArray, HeadUpdate, Note, Observation
 
 _FEWEST = 50
 """Numbers of the output layer below which nothing is said."""
@@ -57,6 +57,15 @@ def check_coarse(update: HeadUpdate, *, resolution: float) -> list[Note]:
             )
         )
     return notes
+
+
+def storage_resolution(observation: Observation) -> float:
+    """The largest rounding error of the output layer's update, as float32 or a coarser type stores it."""
+    head, update = observation.head, observation.update
+    stored = head.weight if head.bias is None else np.append(head.weight, head.bias)
+    moved = update.weight if update.bias is None else np.append(update.weight, update.bias)
+    largest = float(np.max(np.abs(stored)) + np.max(np.abs(moved)))
+    return max(float(np.finfo(np.float32).eps) * largest, observation.rounding)
 
 
 def _levels(values: FloatArray, gap: float) -> int | None:

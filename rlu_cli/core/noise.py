@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from rlu_cli.core.gradients import without_drift
 from rlu_cli.core.schemes import impulse_response, step_rates
 from rlu_cli.core.types import FloatArray, Head, Observation
 
@@ -18,6 +19,31 @@ def normalised_noise(observation: Observation) -> float:
     training = observation.training
     weights = impulse_response(training) if training.optimizer == "sgd" else step_rates(training)
     return observation.noise_std / float(np.sum(weights))
+
+
+_FEWEST_COLUMNS = 8
+_COUNTED = 0.1
+"""Samples by which noise must be able to change a count to be worth its care: rounding isn't."""
+
+
+def unexplained_noise(observation: Observation) -> float:
+    """The standard deviation of noise on each number of the update that nobody told of, 0 for none.
+
+        σ̂² = Var_l(Σ_j (ΔW + h)[j, l]) / N
+
+    What samples do to a column of ΔW sums to 0 over the classes, whatever they are, so its sum is noise of N
+    numbers: Gaussian, of quantisation, or what another loss does. Rounded to a power of √2, so that clients
+    whose noise is alike have equal numbers. Noise that can't change a count by 0.1 is none.
+    """
+    training = observation.training
+    update = without_drift(observation)
+    sums = update.weight.sum(axis=0)
+    if training.optimizer != "sgd" or len(sums) < _FEWEST_COLUMNS:
+        return 0.0
+    found = float(np.sqrt(np.var(sums, ddof=1) / update.num_classes))
+    if training.samples * found < _COUNTED * float(np.sum(impulse_response(training))):
+        return 0.0
+    return float(2.0 ** (np.round(2 * np.log2(found)) / 2))
 
 
 def weight_direction(embedding_mean: FloatArray) -> FloatArray:

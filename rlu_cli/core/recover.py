@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from rlu_cli.core.checks import check_embedding, check_heads, check_misfit, check_moved, check_update
-from rlu_cli.core.coarse import check_coarse
+from rlu_cli.core.coarse import check_coarse, storage_resolution
 from rlu_cli.core.embedding import embedding_match, subtract_heads
 from rlu_cli.core.gradients import mean_gradient, normalised_update, without_drift
 from rlu_cli.core.methods import AUTO, Method, best_method, get_method
@@ -85,7 +85,7 @@ def recover_labels(observation: Observation, *, method: str = "auto") -> Recover
         return _without_linear_checks(observation, chosen)
     update = without_drift(observation)
     u = normalised_update(observation, update)
-    noise = normalised_noise(observation)
+    noise = normalised_noise(observation) if observation.noise_told else 0.0
     diagnostics, notes = check_update(
         u, observation.update, observation.head, rounding=observation.rounding, noise=noise
     )
@@ -118,7 +118,7 @@ def recover_labels(observation: Observation, *, method: str = "auto") -> Recover
         },
         warnings=(
             *notes,
-            *check_coarse(observation.update, resolution=_resolution(observation)),
+            *check_coarse(observation.update, resolution=storage_resolution(observation)),
             *check_misfit(unexplained, moved),
             *check_embedding(match, unexplained, moved),
             *assumption_notes(chosen, problem),
@@ -151,17 +151,8 @@ def _without_linear_checks(observation: Observation, method: Method) -> Recovery
             "update_noise": normalised_noise(observation),
             **estimate.diagnostics,
         },
-        warnings=(*check_coarse(update, resolution=_resolution(observation)), *estimate.warnings),
+        warnings=(*check_coarse(update, resolution=storage_resolution(observation)), *estimate.warnings),
     )
-
-
-def _resolution(observation: Observation) -> float:
-    """The largest rounding error of the output layer's update, as float32 or a coarser type stores it."""
-    head, update = observation.head, observation.update
-    stored = head.weight if head.bias is None else np.append(head.weight, head.bias)
-    moved = update.weight if update.bias is None else np.append(update.weight, update.bias)
-    largest = float(np.max(np.abs(stored)) + np.max(np.abs(moved)))
-    return max(float(np.finfo(np.float32).eps) * largest, observation.rounding)
 
 
 def _automatic(observation: Observation) -> Method:

@@ -221,7 +221,9 @@ class Observation:
     rounding : norm of the error that storing the weights in a type coarser than float32 left in Δb (in ΔW
         for a head without bias), 0 where there is none
     residuals : single samples' residuals along the client's way, for the methods that ask for them
-    noise_std : standard deviation of the Gaussian noise that is known to lie on each parameter's update
+    noise_std : standard deviation of the Gaussian noise on each parameter's update
+    noise_told : whether it is known; noise that was only seen may be a sign of wrong inputs, and the checks
+        go on as if there were none
     replayed_update : from proportions z, shape (N,), and the number of a draw to ΔW and Δb of a replayed
         training on such a mix, None where it diverges; for the methods that ask for it
     replayed_clients : replays training on class mixes and looks at the models too; likewise
@@ -237,6 +239,7 @@ class Observation:
     constant_gradient: Head | None = None
     rounding: float = 0.0
     noise_std: float = 0.0
+    noise_told: bool = True
     replayed_update: Callable[[FloatArray, int], Head | None] | None = None
     replayed_clients: ReplayClients | None = None
     scaled: bool = False
