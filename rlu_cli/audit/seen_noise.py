@@ -21,11 +21,11 @@ def with_seen_noise(record: TrainingRecord, observation: Observation) -> tuple[T
     """
     if record.noise_std or record.lr_unknown:
         return record, []
-    coarse = check_coarse(observation.update, resolution=storage_resolution(observation))
-    if any(note.code == "update-sparsified" for note in coarse):
-        return record, []
     found = unexplained_noise(observation)
     if not found:
+        return record, []
+    coarse = check_coarse(observation.update, resolution=storage_resolution(observation))
+    if any(note.code == "update-sparsified" for note in coarse):
         return record, []
     note = Note(
         "noise-seen",

@@ -36,10 +36,10 @@ def unexplained_noise(observation: Observation) -> float:
     whose noise is alike have equal numbers. Noise that can't change a count by 0.1 is none.
     """
     training = observation.training
+    if training.optimizer != "sgd" or observation.update.embedding_size < _FEWEST_COLUMNS:
+        return 0.0
     update = without_drift(observation)
     sums = update.weight.sum(axis=0)
-    if training.optimizer != "sgd" or len(sums) < _FEWEST_COLUMNS:
-        return 0.0
     found = float(np.sqrt(np.var(sums, ddof=1) / update.num_classes))
     if training.samples * found < _COUNTED * float(np.sum(impulse_response(training))):
         return 0.0
