@@ -27,8 +27,11 @@ from cli_tools import (
 from core_cases import random_confidence, statistics_of
 from PIL import Image
 
-from rlu_cli.audit.cache import StatisticsCache
+from rlu_cli.audit.cache import Cache
+from rlu_cli.audit.fit_file import read_fit, write_fit
 from rlu_cli.audit.options import RunOptions
+from rlu_cli.audit.replay import Replay
+from rlu_cli.core.types import FloatArray, Head
 from rlu_cli.errors import FileError
 
 GLOBAL = SAMPLES / "untrained_m1" / "global.safetensors"
@@ -62,11 +65,13 @@ def no_pass(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     def forbid() -> None:
         monkeypatch.setattr("rlu_cli.audit.image_source.probe", never)
         monkeypatch.setattr("rlu_cli.audit.source.model_statistics", never)
+        monkeypatch.setattr("rlu_cli.core.methods.regression.fit_regression", never)
+        monkeypatch.setattr("rlu_cli.audit.replayed_clients.ReplayedClients.__call__", never)
 
     return forbid
 
 
-@pytest.mark.parametrize(("round_", "kept"), [("untrained_m1", 1), ("trained_m10", 2)])
+@pytest.mark.parametrize(("round_", "kept"), [("untrained_m1", 1), ("trained_m1", 2), ("trained_m10", 3)])
 def test_a_hit_gives_the_same_bytes_without_a_pass(
     tmp_path: Path, round_: str, kept: int, no_pass: Callable[[], None]
 ) -> None:
@@ -78,6 +83,64 @@ def test_a_hit_gives_the_same_bytes_without_a_pass(
     second = call(*flags, "--cache", tmp_path / "new" / "cache")
     assert without.code == 0
     assert (without.out, without.err) == (first.out, first.err) == (second.out, second.err)
+
+
+def test_what_methods_fit_serves_other_clients_that_train_alike(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replays: list[int] = []
+    made = Replay.update
+
+    def counted(self: Replay, z: FloatArray, draw: int = 0) -> Head | None:
+        replays.append(draw)
+        return made(self, z, draw)
+
+    monkeypatch.setattr(Replay, "update", counted)
+    flags = ["recover", *sample("trained_m10"), "--method", "surrogate", *QUICK]
+    first = call(*flags, "--cache", tmp_path)
+    number = len(replays)
+    assert call(*flags, "--cache", tmp_path).out == first.out
+    assert len(replays) == number + 60  # those near the client's own counts, which are its own
+    call(*flags, "--steps", 5, "--cache", tmp_path)
+    assert len(replays) == 2 * number + 60
+
+
+@pytest.fixture(scope="module")
+def filled(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, Outcome]]:
+    """A cache that has all that is wanted for a round, and what was printed."""
+    found = {}
+    for round_ in ("trained_m1", "trained_m10"):
+        folder = tmp_path_factory.mktemp(round_)
+        found[round_] = folder, call("recover", *sample(round_), *QUICK, "--cache", folder)
+    return found
+
+
+@pytest.mark.parametrize("round_", ["trained_m1", "trained_m10"])
+@pytest.mark.parametrize("change", ["missing", "shape", "infinite", "facts", "bytes"])
+def test_a_fit_that_was_changed_is_noted_and_made_again(
+    tmp_path: Path, filled: dict[str, tuple[Path, Outcome]], round_: str, change: str
+) -> None:
+    folder, whole = filled[round_]
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    (entry,) = (path for path in tmp_path.iterdir() if "rlu.fit" in metadata(path))
+    kept = entry.read_bytes()
+    arrays, about = read_fit(entry)
+    name = min(arrays)  # the checksum is made anew: only what the numbers are can tell
+    if change == "missing":
+        del arrays[name]
+    elif change == "shape":
+        arrays[name] = arrays[name][:-1]
+    elif change == "infinite":
+        arrays[name].flat[0] = np.inf
+    elif change == "facts":
+        about["cache_facts"]["seed"] += 1
+    write_fit(entry, arrays, about)
+    if change == "bytes":
+        entry.write_bytes(_flip(kept))
+    again = call("recover", *sample(round_), *QUICK, "--cache", tmp_path)
+    assert again.codes == [*whole.codes, "cache-damaged"]
+    assert again.document["counts"] == whole.document["counts"]
+    assert entry.read_bytes() == kept
 
 
 def test_commands_share_it(tmp_path: Path, no_pass: Callable[[], None]) -> None:
@@ -272,7 +335,7 @@ def test_processes_may_share_a_folder(tmp_path: Path) -> None:
     }
 
     def work(number: int) -> list[bool]:
-        cache = StatisticsCache(tmp_path)
+        cache = Cache(tmp_path)
         slot = cache.slot({"fact": 1}, RunOptions())
         found = []
         for turn in range(20):

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from sklearn.kernel_ridge import KernelRidge
 
+from rlu_cli.core.client_views import Replays
 from rlu_cli.core.kernel_regression import (
     KernelRegression,
     _bordered,
@@ -18,7 +19,7 @@ from rlu_cli.core.types import FloatArray
 N = 4
 
 
-def clients(count: int, *, noise: float, seed: int = 0) -> tuple[FloatArray, FloatArray]:
+def clients(count: int, *, noise: float, seed: int = 0) -> Replays:
     """Features from which the proportions follow, but for noise on their roots; the third is constant."""
     rng = np.random.default_rng(seed)
     z = rng.dirichlet(np.full(N, 0.7), count)
@@ -26,7 +27,11 @@ def clients(count: int, *, noise: float, seed: int = 0) -> tuple[FloatArray, Flo
     z /= z.sum(axis=1, keepdims=True)
     root = np.sqrt(z) + noise * rng.normal(size=z.shape)
     features = np.stack((root, np.tanh(3 * root - 1), np.ones_like(z), rng.normal(size=z.shape)), axis=2)
-    return features, z
+    return Replays(z, features)
+
+
+def some(replays: Replays, rows: slice) -> Replays:
+    return Replays(replays.proportions[rows], replays.features[rows])
 
 
 @pytest.mark.parametrize("ridge", [0.03, 1.0])
@@ -60,15 +65,16 @@ def test_more_clients_are_learnt_from_as_if_they_had_been_there_before() -> None
     np.testing.assert_allclose(
         _bordered(np.linalg.inv(A[:6, :6]), A[:6, 6:], A[6:, 6:]), np.linalg.inv(A), atol=1e-10
     )
-    features, z = clients(60, noise=0.03)
-    few = KernelRegression(features[:50], z[:50], guesses=1)
-    more = few.with_more(features[50:], z[50:])
+    replays = clients(60, noise=0.03)
+    features, z = replays.features, replays.proportions
+    few = KernelRegression(some(replays, slice(50)), guesses=1)
+    more = few.with_more(some(replays, slice(50, 60)))
     assert (few.clients, more.clients) == (50, 60)
     far = np.abs(more(features[55]).proportions - z[55]).sum()
     assert far < np.abs(few(features[55]).proportions - z[55]).sum()
     known = few(features[3]).proportions  # the other one is as it was
     np.testing.assert_array_equal(
-        KernelRegression(features[:50], z[:50], guesses=1)(features[3]).proportions, known
+        KernelRegression(some(replays, slice(50)), guesses=1)(features[3]).proportions, known
     )
 
 
@@ -81,15 +87,16 @@ def test_a_first_guess_that_is_nearly_right_is_followed_beyond_what_was_learnt()
         return np.stack((np.clip(z + noise, 0, 1), rng.normal(size=z.shape)), axis=2)
 
     z = rng.dirichlet(np.full(N, 3.0), 60)
-    found = KernelRegression(guessed(z), z, guesses=1)
+    found = KernelRegression(Replays(z, guessed(z)), guesses=1)
     assert found.error < 0.006
     skewed = np.array([[0.97, 0.01, 0.01, 0.01]])
     np.testing.assert_allclose(found(guessed(skewed)[0]).proportions, skewed[0], atol=0.03)
 
 
 def test_proportions_are_found_again_and_the_error_is_that_of_others() -> None:
-    found = KernelRegression(*clients(80, noise=0.03), guesses=1)
-    features, z = clients(200, noise=0.03, seed=1)
+    found = KernelRegression(clients(80, noise=0.03), guesses=1)
+    others = clients(200, noise=0.03, seed=1)
+    features, z = others.features, others.proportions
     predicted = [found(client) for client in features]
     error = np.mean([np.abs(p.proportions - true).sum() / 2 for p, true in zip(predicted, z, strict=True)])
     assert error < 0.06
@@ -102,8 +109,9 @@ def test_proportions_are_found_again_and_the_error_is_that_of_others() -> None:
 
 @pytest.mark.parametrize("noise", [0.02, 0.15])
 def test_bounds_hold_about_as_often_as_they_say(noise: float) -> None:
-    found = KernelRegression(*clients(150, noise=noise), guesses=1)
-    features, z = clients(400, noise=noise, seed=1)
+    found = KernelRegression(clients(150, noise=noise), guesses=1)
+    others = clients(400, noise=noise, seed=1)
+    features, z = others.features, others.proportions
     predicted = [found(client) for client in features]
     low, high = np.stack([p.low for p in predicted]), np.stack([p.high for p in predicted])
     assert np.mean((low <= z) & (z <= high)) == pytest.approx(0.95, abs=0.025)
@@ -115,8 +123,8 @@ def test_bounds_hold_about_as_often_as_they_say(noise: float) -> None:
 
 
 def test_strange_features_are_told_from_known_ones() -> None:
-    found = KernelRegression(*clients(80, noise=0.03), guesses=1)
-    features, _ = clients(50, noise=0.03, seed=1)
+    found = KernelRegression(clients(80, noise=0.03), guesses=1)
+    features = clients(50, noise=0.03, seed=1).features
     assert max(found.strangeness(client) for client in features) < 2
     assert found.strangeness(100 * features[0]) > 2
     assert np.isfinite(found(1e6 * features[0]).proportions).all()
@@ -126,7 +134,7 @@ def test_where_nothing_can_be_known_all_are_alike() -> None:
     """Features that say nothing: every prediction is near the mean, and bounds span what there was."""
     rng = np.random.default_rng(0)
     z = rng.dirichlet(np.full(N, 0.7), 100)
-    found = KernelRegression(rng.normal(size=(100, N, 3)), z, guesses=0)
+    found = KernelRegression(Replays(z, rng.normal(size=(100, N, 3))), guesses=0)
     predicted = found(rng.normal(size=(N, 3)))
     np.testing.assert_allclose(predicted.proportions, 1 / N, atol=0.12)
     assert np.mean(predicted.high - predicted.low) > 0.5

@@ -12,7 +12,8 @@ from cli_tools import call, sample
 from core_cases import scripted_observation
 from torch import nn
 
-from rlu_cli.core.methods.surrogate import Replayed, fit_near
+from rlu_cli.core.client_views import Replays
+from rlu_cli.core.methods.surrogate import fit_near
 from rlu_cli.core.recover import recover_labels
 from rlu_cli.core.schemes import check_training
 from rlu_cli.core.types import FloatArray, Head, HeadUpdate, LocalTraining
@@ -75,7 +76,7 @@ def test_curved_training_is_turned_round(seed: int) -> None:
 def test_a_linear_model_is_solved_exactly() -> None:
     rng = np.random.default_rng(0)
     Z, J, z = rng.dirichlet(np.ones(N), 200), rng.normal(size=(20, N)), rng.dirichlet(np.ones(N))
-    replayed = Replayed(Z, Z @ J.T + 1e-6 * rng.normal(size=(200, 20)))
+    replayed = Replays(Z, Z @ J.T + 1e-6 * rng.normal(size=(200, 20)))
     found = fit_near(replayed, J @ z, np.full(N, 1 / N), width=0.5, noise=np.zeros(20))
     np.testing.assert_allclose(found.z, z, atol=2e-3)
 

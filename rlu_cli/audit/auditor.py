@@ -8,8 +8,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from rlu_cli.audit.annotations import Annotations, whole
-from rlu_cli.audit.cache import StatisticsCache
+from rlu_cli.audit.cache import Cache, KeptFits
 from rlu_cli.audit.clipping import check_clipped
 from rlu_cli.audit.description import check_described_alike, describe_model
 from rlu_cli.audit.devices import choose_device
@@ -48,7 +50,7 @@ from rlu_cli.core.types import FloatArray, Head, LocalTraining, ModelStatistics,
 from rlu_cli.core.variates import STATEFUL
 from rlu_cli.errors import MismatchError, UsageError
 from rlu_cli.files.checkpoint import Checkpoint, read_checkpoint
-from rlu_cli.files.hashing import sha256_file
+from rlu_cli.files.hashing import CHECKSUM, sha256_file, sha256_tensors
 from rlu_cli.files.metadata import read_sidecar
 from rlu_cli.files.model_config import read_config
 from rlu_cli.files.state_dict import join_weight_norm
@@ -123,6 +125,7 @@ class Auditor:
                 "--aux PATH, or leave them out"
             )
         self.stored = None if stats is None else self._read_stored(stats)
+        self._has_samples = aux is not None or logits.aux_logits is not None
         if self.stored is not None:
             assert stats is not None
             self.options = options_beside(self.options, self.stored.about, stats)
@@ -145,7 +148,7 @@ class Auditor:
                 reporter=reporter,
             )
         self._reporter = reporter
-        self._cache = None if self.run.cache is None else StatisticsCache(self.run.cache)
+        self._cache = None if self.run.cache is None else Cache(self.run.cache)
         self._starts: dict[int | None, Measurement] = {}
         self._makers: dict[tuple[int | None, float], ReplayedClients] = {}
 
@@ -293,6 +296,23 @@ class Auditor:
 
         return Measurement(self.source, self.run, local, batch_size, slot=slot, about=about)
 
+    def _kept_fits(self, batch_size: int) -> KeptFits | None:
+        """Where fits to the global model are kept, for clients of this batch size."""
+        if self._cache is None:
+            return None
+
+        def facts() -> dict[str, Any]:
+            head = {"head_weight": self.head.weight, "head_bias": self.head.bias}
+            known = {name: torch.from_numpy(part) for name, part in head.items() if part is not None}
+            found: dict[str, Any] = {"head": sha256_tensors(known)}
+            if self.stored is not None:
+                found["statistics"] = self.stored.about[CHECKSUM]
+            if self.stored is None or self._has_samples:
+                found |= self.source.facts(None, self.source.effective_batch(batch_size))
+            return found
+
+        return KeptFits(self._cache, facts, self.run)
+
     # What one client did.
 
     def recover(
@@ -379,6 +399,7 @@ class Auditor:
             replayed_clients=self._replayed_clients(noisy)
             if any(method.needs_replayed_clients for method in chosen)
             else None,
+            fits=self._kept_fits(record.training.batch_size),
             scaled=bool(clipped),
             samples=self.run.samples,
             search_iterations=self.run.search_iterations,

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import NoneType
@@ -17,7 +15,7 @@ from rlu_cli.core.responses import DIRECTIONS
 from rlu_cli.core.types import Activations, LogitMoments, ModelStatistics, Responses
 from rlu_cli.errors import FileError
 from rlu_cli.files.checkpoint import read_checkpoint
-from rlu_cli.files.hashing import sha256_tensors
+from rlu_cli.files.hashing import CHECKSUM, sha256_described
 from rlu_cli.files.json_io import parse_json
 from rlu_cli.files.safetensors_io import save_safetensors
 
@@ -28,7 +26,6 @@ _RESPONSES = ("response_mean", "response_spread")
 _RESIDUALS = ("residual_mean", "residual_factor")
 _SAMPLES = ("sample_logits", "sample_labels")
 _ALL = (*_LOGITS, *_EMBEDDINGS, *_RESPONSES, *_RESIDUALS, *_SAMPLES)
-_CHECKSUM = "sha256"
 _ABOUT: dict[str, tuple[type, ...]] = {
     "global_sha256": (str,),
     "arch": (str, NoneType),
@@ -78,7 +75,7 @@ def write_statistics(path: Path, stored: StoredStatistics) -> None:
     if s.samples is not None:
         arrays |= {"sample_logits": s.samples.logits, "sample_labels": s.samples.labels}
     tensors = {name: torch.from_numpy(array).contiguous() for name, array in arrays.items()}
-    about = {**stored.about, _CHECKSUM: _checksum(stored.about, tensors)}
+    about = {**stored.about, CHECKSUM: sha256_described(stored.about, tensors)}
     save_safetensors(path, tensors, {_KIND: json.dumps(about, sort_keys=True, allow_nan=False)})
 
 
@@ -124,13 +121,14 @@ def read_statistics(path: Path) -> StoredStatistics:
     ]
     if not damaged and not _labelled(tensors.get("sample_labels"), N):
         damaged = [f"sample_labels are not classes from 0 to {N - 1}"]
-    if not damaged and about.get(_CHECKSUM) != _checksum(about, {name: tensors[name] for name in expected}):
+    known = {name: tensors[name] for name in expected}
+    if not damaged and about.get(CHECKSUM) != sha256_described(about, known):
         damaged = ["its content is not what was written"]
     if damaged:
         raise FileError(
             f"{path}: damaged statistics file, {damaged[0]}; write it again with `rlu estimate-logits -o`"
         )
-    arrays: dict[str, Any] = {name: tensors[name].numpy() if name in expected else None for name in _ALL}
+    arrays: dict[str, Any] = {name: known[name].numpy() if name in known else None for name in _ALL}
     responses = None
     if arrays["response_mean"] is not None:
         responses = Responses(arrays["response_mean"], arrays["response_spread"])
@@ -166,12 +164,6 @@ def _labelled(labels: torch.Tensor | None, num_classes: int) -> bool:
 def _rank(factor: torch.Tensor | None) -> int:
     """Numbers that a class's variation is made of."""
     return factor.shape[1] if factor is not None and factor.ndim == 3 else 0
-
-
-def _checksum(about: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> str:
-    """A digest of all numbers and of all that is said of them."""
-    said = json.dumps({key: value for key, value in about.items() if key != _CHECKSUM}, sort_keys=True)
-    return hashlib.sha256(f"{said}\0{sha256_tensors(tensors)}".encode()).hexdigest()
 
 
 def _about(text: str | None) -> dict[str, Any] | None:

@@ -7,6 +7,7 @@ from typing import Protocol
 
 import numpy as np
 
+from rlu_cli.core.fits import Arrays, checked
 from rlu_cli.core.progress import Progress
 from rlu_cli.core.residuals import ResidualMoments
 from rlu_cli.core.simplex import simplex_least_squares
@@ -58,6 +59,43 @@ class ReplayPlan:
     counts: IntArray
     training: LocalTraining
     draw: int
+
+
+@dataclass(frozen=True)
+class Replays:
+    """What there is to learn from replayed clients.
+
+    proportions : z, shape (R, N)
+    features : of what each did, shape (R, …)
+    """
+
+    proportions: FloatArray
+    features: FloatArray
+
+    def and_(self, others: Replays) -> Replays:
+        """Both together."""
+        return Replays(
+            np.concatenate((self.proportions, others.proportions)),
+            np.concatenate((self.features, others.features)),
+        )
+
+    def arrays(self) -> Arrays:
+        """Of which `from_arrays` makes it again."""
+        return {"proportions": self.proportions, "features": self.features}
+
+    @classmethod
+    def from_arrays(cls, arrays: Arrays, num_classes: int, shape: tuple[int, ...]) -> Replays:
+        """From a file; ``shape`` is that of one client's features.
+
+        Raises
+        ------
+        KeyError, ValueError
+            The arrays aren't such.
+        """
+        proportions = checked(arrays, "proportions", (None, num_classes))
+        if proportions.min() < 0 or not np.allclose(proportions.sum(axis=1), 1.0):
+            raise ValueError("proportions don't lie on the simplex")
+        return cls(proportions, checked(arrays, "features", (len(proportions), *shape)))
 
 
 class ReplayClients(Protocol):

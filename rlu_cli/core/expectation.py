@@ -190,9 +190,11 @@ class SoftmaxExpectation:
             g, N = len(one.bundle.families), len(self.mean)
             odds = self._odds(one, None if one.around == _AROUND_ZERO else centre[one.start])
             by_frame = self._weigh(odds, weights[one.start : one.stop].view(g, -1, N))
+            over_frames = by_frame.mean(dim=0)
+            found[one.start : one.stop] = over_frames
             if with_error:
-                error[one.start : one.stop] = by_frame.std(dim=0).div_(self.frames**0.5)
-            found[one.start : one.stop] = by_frame.mean(dim=0)
+                spread = by_frame.sub_(over_frames).square_().sum(dim=0)
+                error[one.start : one.stop] = spread.div_(self.frames * (self.frames - 1)).sqrt_()
 
         if self.device.type == "cpu":
             for_each(work, plan.passes)
@@ -228,7 +230,7 @@ class SoftmaxExpectation:
     def _weigh(self, odds: Iterable[tuple[slice, Tensor]], weights: Tensor) -> Tensor:
         """Means of w ∘ E / (E w) over each frame and both signs, shape (frames, g·k, N), for g·k weights."""
         g, k, N = weights.shape
-        by_frame = weights.repeat_interleave(self.frames, dim=0)
+        by_frame = weights[:, None].expand(g, self.frames, k, N).reshape(-1, k, N)
         sums = torch.zeros_like(by_frame)
         for frames, E in odds:
             # Weights first, draws last: several times faster than E w for a few weights.

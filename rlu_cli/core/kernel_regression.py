@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from rlu_cli.core.client_views import Replays
+from rlu_cli.core.fits import Arrays, checked
 from rlu_cli.core.types import FloatArray
 
 _GAMMAS = (0.003, 0.01, 0.03)
@@ -60,39 +62,63 @@ class KernelRegression:
 
     Parameters
     ----------
-    features : shape (R, N, F)
-    proportions : shape (R, N)
+    replays : features of shape (R, N, F)
     guesses : how many of the features are guesses
+    constants : γ, λ and β where they are known
 
     Source: kernel ridge regression (Saunders et al. 1998); block leave-one-out by the inverse; bounds as in
     the jackknife+ (Barber et al. 2021), conditioned on the prediction.
     """
 
-    def __init__(self, features: FloatArray, proportions: FloatArray, *, guesses: int) -> None:
+    def __init__(
+        self, replays: Replays, *, guesses: int, constants: tuple[float, float, float] | None = None
+    ) -> None:
+        self._replays, features = replays, replays.features
         _, N, F = features.shape
         rows = features.reshape(-1, F)
         self._mean = rows.mean(axis=0)
         spread = rows.std(axis=0)
         self._scale = np.where(spread > 1e-9 * np.abs(self._mean), spread, np.inf)
-        self._true = np.sqrt(proportions).ravel()
+        self._true = np.sqrt(replays.proportions).ravel()
         self._offset = float(self._true.mean())
         self._number = guesses
         self._rows, self._guesses = self._inputs(features), self._guessed(rows)
-        self._gamma, self._ridge, self._slope = self._compared(N)
+        self._gamma, self._ridge, self._slope = constants or self._compared(N)
         kernel = self._kernel(self._rows, self._guesses)
         self._inverse = _inverse(kernel + self._ridge * np.eye(len(kernel)))
         self._strangest = max(self._strangeness(client) for client in features)
         self._solve(N)
 
-    def with_more(self, features: FloatArray, proportions: FloatArray) -> KernelRegression:
+    def arrays(self) -> Arrays:
+        """Of which `from_arrays` makes it again."""
+        return {**self._replays.arrays(), "constants": np.array([self._gamma, self._ridge, self._slope])}
+
+    @classmethod
+    def from_arrays(cls, arrays: Arrays, num_classes: int, width: int, *, guesses: int) -> KernelRegression:
+        """From a file, for ``width`` features of each class.
+
+        Raises
+        ------
+        KeyError, ValueError
+            The arrays aren't such.
+        """
+        gamma, ridge, slope = (float(value) for value in checked(arrays, "constants", (3,)))
+        if gamma not in _GAMMAS or ridge not in _RIDGES or slope not in _SLOPES:
+            raise ValueError("the constants are none that are compared")
+        replays = Replays.from_arrays(arrays, num_classes, (num_classes, width))
+        return cls(replays, guesses=guesses, constants=(gamma, ridge, slope))
+
+    def with_more(self, replays: Replays) -> KernelRegression:
         """Learnt from more clients as well, with the same β, γ, λ, c and scale of the features."""
+        features = replays.features
         _, N, F = features.shape
         inputs, guesses = self._inputs(features), self._guessed(features.reshape(-1, F))
         border = self._kernel(inputs, guesses).T
         more = copy.copy(self)
+        more._replays = self._replays.and_(replays)
         more._rows = np.concatenate((self._rows, inputs))
         more._guesses = np.concatenate((self._guesses, guesses))
-        more._true = np.concatenate((self._true, np.sqrt(proportions).ravel()))
+        more._true = np.concatenate((self._true, np.sqrt(replays.proportions).ravel()))
         corner = more._kernel(inputs, guesses)[:, len(self._rows) :] + self._ridge * np.eye(len(inputs))
         more._inverse = _bordered(self._inverse, border, corner)
         more._solve(N)

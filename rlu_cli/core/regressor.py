@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.optim.adam import adam
 
+from rlu_cli.core.fits import Arrays, checked
 from rlu_cli.core.parallel import one_thread
 from rlu_cli.core.progress import Progress, ignore
 from rlu_cli.core.synthetic_clients import SyntheticClients
@@ -64,19 +65,52 @@ class Regressor:
 
     Parameters
     ----------
-    progress : called with the steps taken, and how many there will be
+    mean, scale : of the features, by which they are standardised, shape (F,)
+    model : from the inputs to what `_parts` takes apart
     """
 
-    def __init__(self, clients: SyntheticClients, *, seed: int, progress: Progress = ignore) -> None:
+    def __init__(self, mean: Tensor, scale: Tensor, model: nn.Sequential) -> None:
+        self._mean, self._scale, self._model = mean, scale, model
+
+    @classmethod
+    def fitted(cls, clients: SyntheticClients, *, seed: int, progress: Progress = ignore) -> Regressor:
+        """Learnt from these clients; ``progress`` is told of the steps taken, and how many there will be."""
         features = clients.features
-        self._mean = features.mean(dim=0)
         scale = features.std(dim=0)
-        self._scale = torch.clamp(scale, min=max(1e-4 * float(scale.mean()), 1e-12))
-        classes = clients.counts.shape[1]
-        self._model = _network(3 * features.shape[1], 4 * classes, seed)
+        floor = max(1e-4 * float(scale.mean()), 1e-12)
+        model = _network(features.shape[1], clients.counts.shape[1], seed)
+        regressor = cls(features.mean(dim=0), torch.clamp(scale, min=floor), model)
         proportions = clients.counts / clients.counts.sum(axis=1, keepdims=True)
         with one_thread():  # a network as small as this waits longer for its threads than it computes
-            self._fit(features, torch.from_numpy(proportions.astype(np.float32)), seed, progress)
+            regressor._fit(features, torch.from_numpy(proportions.astype(np.float32)), seed, progress)
+        return regressor
+
+    def arrays(self) -> Arrays:
+        """Of which `from_arrays` makes it again."""
+        weights = {name: value.detach().numpy() for name, value in self._model.state_dict().items()}
+        return {**weights, "mean": self._mean.numpy(), "scale": self._scale.numpy()}
+
+    @classmethod
+    def from_arrays(cls, arrays: Arrays, features: int, classes: int) -> Regressor:
+        """From a file, for so many features and classes.
+
+        Raises
+        ------
+        KeyError, ValueError
+            The arrays aren't such.
+        """
+        model = _network(features, classes, seed=0)
+        shapes = {name: tuple(value.shape) for name, value in model.state_dict().items()}
+        shapes |= {"mean": (features,), "scale": (features,)}
+        found = {
+            name: torch.from_numpy(checked(arrays, name, shape).astype(np.float32))
+            for name, shape in shapes.items()
+        }
+        mean, scale = found.pop("mean"), found.pop("scale")
+        if not bool((scale > 0).all()):
+            raise ValueError("the scale is not positive")
+        model.load_state_dict(found)
+        return cls(mean, scale, model)
 
     def __call__(self, features: Tensor) -> Prediction:
         """For clients' features, shape (S, N + N²)."""
@@ -117,15 +151,15 @@ class Regressor:
             progress(step + 1, steps)
 
 
-def _network(inputs: int, outputs: int, seed: int) -> nn.Sequential:
+def _network(features: int, classes: int, seed: int) -> nn.Sequential:
     layers: list[nn.Module] = []
-    width = inputs
+    width = (1 + len(_SCALES)) * features
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         for _ in range(_DEPTH):
             layers += [nn.Linear(width, _WIDTH), nn.SiLU()]
             width = _WIDTH
-        return nn.Sequential(*layers, nn.Linear(width, outputs))
+        return nn.Sequential(*layers, nn.Linear(width, 4 * classes))
 
 
 def _parts(raw: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -20,6 +20,7 @@ from rlu_cli.errors import MismatchError
 
 if TYPE_CHECKING:
     from rlu_cli.core.client_views import ReplayClients
+    from rlu_cli.core.fits import FitStore
     from rlu_cli.core.residuals import ResidualMoments, ResidualPath
 
 FloatArray = NDArray[np.float64]
@@ -227,6 +228,7 @@ class Observation:
     replayed_update : from proportions z, shape (N,), and the number of a draw to ΔW and Δb of a replayed
         training on such a mix, None where it diverges; for the methods that ask for it
     replayed_clients : replays training on class mixes and looks at the models too; likewise
+    fits : keeps what methods fit to the global model for the next run, if anything does
     scaled : whether the update was scaled down by an unknown factor; then there are no bounds
     progress : told how far the methods are that take seconds
     """
@@ -242,6 +244,7 @@ class Observation:
     noise_told: bool = True
     replayed_update: Callable[[FloatArray, int], Head | None] | None = None
     replayed_clients: ReplayClients | None = None
+    fits: FitStore | None = None
     scaled: bool = False
     residuals: ResidualPath | None = None
     samples: int = 10_000

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rlu_cli.errors import FileError
 from rlu_cli.files.text import one_line
@@ -14,6 +15,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _CHUNK = 256 * 1024
+
+CHECKSUM = "sha256"
+"""Under which a description holds `sha256_described` of itself."""
 
 
 def sha256_file(path: Path | str) -> str:
@@ -41,3 +45,9 @@ def sha256_tensors(tensors: Mapping[str, Tensor]) -> str:
         flat = tensor.detach().cpu().contiguous().flatten()
         digest.update(flat.view(torch.uint8).numpy().data)
     return digest.hexdigest()
+
+
+def sha256_described(about: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str:
+    """Of all numbers and of all that is said of them, JSON values, but for an older such digest."""
+    said = json.dumps({key: value for key, value in about.items() if key != CHECKSUM}, sort_keys=True)
+    return hashlib.sha256(f"{said}\0{sha256_tensors(tensors)}".encode()).hexdigest()

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
 
+from rlu_cli.core.fits import Arrays, Fits, checked
 from rlu_cli.core.methods.base import Capabilities, Method, Problem
 from rlu_cli.core.methods.gls import GLS, ResidualModel, fit, solve_instead
 from rlu_cli.core.noise import normalised_noise
@@ -22,7 +22,6 @@ from rlu_cli.core.types import (
     FloatArray,
     IntArray,
     LocalTraining,
-    ModelStatistics,
     Note,
 )
 
@@ -61,9 +60,23 @@ class Regression:
     widening: float
     strangest: float
 
+    def arrays(self) -> Arrays:
+        """Of which `from_arrays` makes it again."""
+        measured = [*self.errors, float(self.better), self.widening, self.strangest]
+        return {**self.regressor.arrays(), "measured": np.array(measured)}
 
-_fitted: WeakKeyDictionary[ModelStatistics, dict[tuple[object, ...], Regression]] = WeakKeyDictionary()
-"""Of each global model, by all else that a regression depends on."""
+    @classmethod
+    def from_arrays(cls, arrays: Arrays, features: int, num_classes: int) -> Regression:
+        """From a file, for so many features; raises as `Regressor.from_arrays` does."""
+        measured = checked(arrays, "measured", (5,))
+        if measured.min() < 0 or measured[-1] == 0:
+            raise ValueError("errors are not positive")
+        mine, its, better, widening, strangest = map(float, measured)
+        regressor = Regressor.from_arrays(arrays, features, num_classes)
+        return cls(regressor, (mine, its), bool(better), widening, strangest)
+
+
+_regressions: Fits[Regression] = Fits("regression", Regression.arrays)
 
 
 def solve(problem: Problem) -> Estimate:
@@ -95,8 +108,8 @@ def solve(problem: Problem) -> Estimate:
     if path.samples is None or why is not None:
         return solve_instead(problem, Note("regression-not-fitted", f"{why}: the counts are those of gls"))
     noise = _known_noise(problem)
-    regression = _regression(problem, path.samples, path.start, noise)
     seen = update_features(problem.gradient, observation.head, noise)
+    regression = _regression(problem, path.samples, path.start, noise, len(seen))
     features = torch.from_numpy(seen.astype(np.float32))[None]
     strangeness = float(regression.regressor.strangeness(features)[0])
     found = {
@@ -164,20 +177,41 @@ def _known_noise(problem: Problem) -> FeatureNoise | None:
 
 
 def _regression(
-    problem: Problem, samples: Activations, moments: ResidualMoments, noise: FeatureNoise | None
+    problem: Problem,
+    samples: Activations,
+    moments: ResidualMoments,
+    noise: FeatureNoise | None,
+    features: int,
 ) -> Regression:
-    """The global model's, fitted once for all clients with as many samples."""
+    """The global model's, fitted once for all clients with as many samples, for so many features."""
     observation = problem.observation
-    assert observation.head.bias is not None
-    key = (problem.total, observation.samples, observation.seed, normalised_noise(observation))
-    known = _fitted.setdefault(observation.start, {})
-    if key not in known:
-        clients = _CLIENTS * observation.samples
-        bias, seed, progress = observation.head.bias, observation.seed, observation.progress
-        known[key] = fit_regression(
-            samples, moments, bias, problem.total, clients=clients, seed=seed, noise=noise, progress=progress
+    bias, seed = observation.head.bias, observation.seed
+    assert bias is not None
+
+    def make() -> Regression:
+        return fit_regression(
+            samples,
+            moments,
+            bias,
+            problem.total,
+            clients=_CLIENTS * observation.samples,
+            seed=seed,
+            noise=noise,
+            progress=observation.progress,
         )
-    return known[key]
+
+    values = {
+        "total": problem.total,
+        "samples": observation.samples,
+        "seed": seed,
+        "noise": normalised_noise(observation),
+    }
+    return _regressions.get(
+        observation,
+        values,
+        make=make,
+        unpack=lambda arrays: Regression.from_arrays(arrays, features, len(bias)),
+    )
 
 
 def fit_regression(
@@ -206,7 +240,7 @@ def fit_regression(
     N = len(bias)
     simulator = ClientSimulator(samples, bias, total, seed=seed, noise=noise)
     clients = min(clients, _ROWS // total, _NUMBERS // (N + N * N))
-    regressor = Regressor(simulator.draw(clients), seed=seed, progress=progress)
+    regressor = Regressor.fitted(simulator.draw(clients), seed=seed, progress=progress)
     others = simulator.draw(_HELD_OUT)
     proportions = others.counts[:_COMPARED] / total
     known = (0.0,) if noise is None else (noise.std, noise.std * float(np.linalg.norm(noise.along)))

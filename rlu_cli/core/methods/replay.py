@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from weakref import WeakKeyDictionary
+from dataclasses import asdict, replace
 
 import numpy as np
 
-from rlu_cli.core.client_views import ClientView, ModelMeans, ReplayedClient, ReplayPlan, class_features
+from rlu_cli.core.client_views import (
+    ClientView,
+    ModelMeans,
+    ReplayedClient,
+    ReplayPlan,
+    Replays,
+    class_features,
+)
+from rlu_cli.core.fits import Fits
 from rlu_cli.core.gradients import mean_gradient
 from rlu_cli.core.kernel_regression import KernelRegression
 from rlu_cli.core.methods.base import Capabilities, Method, Problem, check_diverging
@@ -65,16 +72,7 @@ _STRANGE = 2.0
 """How much stranger than all replayed clients one may be."""
 
 
-@dataclass(frozen=True)
-class Replays:
-    """Replayed clients: features, shape (R, N, F), and proportions, shape (R, N)."""
-
-    features: FloatArray
-    proportions: FloatArray
-
-
-_known: WeakKeyDictionary[ModelStatistics, dict[tuple[object, ...], KernelRegression]] = WeakKeyDictionary()
-"""Of each global model, by all else that the replays depend on."""
+_regressions: Fits[KernelRegression] = Fits("replay", KernelRegression.arrays)
 
 
 def solve(problem: Problem) -> Estimate:
@@ -120,8 +118,8 @@ def solve(problem: Problem) -> Estimate:
         _means(observation.end, path.end),
         _pace(observation.training),
     )
-    regression = _regression(observation)
     features = _features(observation, view, observation.training)
+    regression = _regression(observation, features.shape[1])
     strangeness = regression.strangeness(features)
     found = {"replay_error": regression.error, "replay_strangeness": strangeness}
     if not strangeness <= _STRANGE:
@@ -133,7 +131,7 @@ def solve(problem: Problem) -> Estimate:
         return solve_instead(problem, note, **found)
     if regression.error < _SURE:
         near = _near(observation, regression(features).proportions)
-        regression = regression.with_more(near.features, near.proportions)
+        regression = regression.with_more(near)
         found["replay_error"] = regression.error
     found["replays"] = regression.clients
     prediction = regression(features)
@@ -173,22 +171,35 @@ def _pace(training: LocalTraining) -> float:
     return float(np.sum(impulse_response(training)))
 
 
-def _regression(observation: Observation) -> KernelRegression:
-    """What all clients of the global model share that train like this one."""
+def _regression(observation: Observation, width: int) -> KernelRegression:
+    """What all clients of the global model share that train like this one; ``width`` features a class."""
     training, sizes = _shared(observation.training)
-    key = (training, sizes, observation.samples, observation.seed, observation.noise_std)
-    known = _known.setdefault(observation.start, {})
-    if key not in known:
+    N, seed = observation.head.num_classes, observation.seed
+
+    def make() -> KernelRegression:
         assert observation.replayed_clients is not None
         cost = observation.replayed_clients.cost(training.resized(math.isqrt(sizes[0] * sizes[1])))
-        most = min(_REPLAYS, _ROWS // observation.head.num_classes)
+        most = min(_REPLAYS, _ROWS // N)
         number = max(_LEAST, int(_share(observation) * max(_FEWEST, min(most, _WORK / cost))))
-        rng = np.random.default_rng(observation.seed)
-        mixes = draw_mixes(number, observation.head.num_classes, rng)
+        rng = np.random.default_rng(seed)
+        mixes = draw_mixes(number, N, rng)
         logarithms = rng.uniform(math.log(sizes[0]), math.log(sizes[1]), number)
         found = _replayed(observation, training, mixes, np.rint(np.exp(logarithms)).astype(int), first=0)
-        known[key] = KernelRegression(found.features, found.proportions, guesses=_GUESSES)
-    return known[key]
+        return KernelRegression(found, guesses=_GUESSES)
+
+    values = {
+        "training": asdict(training),
+        "sizes": sizes,
+        "samples": observation.samples,
+        "seed": seed,
+        "noise_std": observation.noise_std,
+    }
+    return _regressions.get(
+        observation,
+        values,
+        make=make,
+        unpack=lambda arrays: KernelRegression.from_arrays(arrays, N, width, guesses=_GUESSES),
+    )
 
 
 def _share(observation: Observation) -> float:
@@ -230,7 +241,7 @@ def _replayed(
     kept = [(plan, client) for plan, client in zip(plans, clients, strict=True) if client is not None]
     check_diverging(len(plans) - len(kept), len(plans))
     features = [_features(observation, _view(observation, p, c), p.training) for p, c in kept]
-    return Replays(np.stack(features), np.stack([c.proportions for _, c in kept]))
+    return Replays(np.stack([c.proportions for _, c in kept]), np.stack(features))
 
 
 def _view(observation: Observation, plan: ReplayPlan, client: ReplayedClient) -> ClientView:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from weakref import WeakKeyDictionary
+from dataclasses import asdict
 
 import numpy as np
 
+from rlu_cli.core.client_views import Replays
+from rlu_cli.core.fits import Fits
 from rlu_cli.core.methods.base import Capabilities, Method, Problem, check_diverging, never
 from rlu_cli.core.rounding import round_to_total
 from rlu_cli.core.schemes import step_rates
 from rlu_cli.core.simplex import SimplexSolution, simplex_least_squares
 from rlu_cli.core.synthetic_clients import draw_mixes
-from rlu_cli.core.types import Estimate, FloatArray, Head, LocalTraining, ModelStatistics
+from rlu_cli.core.types import Estimate, FloatArray, Head
 
 _FIRST, _NEAR, _ROUNDS = 100, 30, 2
 """Replays on mixes of every kind, which all clients of a round share, and on mixes near the estimate."""
@@ -36,27 +37,8 @@ _DIAGONAL = 0.5
 """Share of the errors' covariance that is taken from its diagonal alone: it has as many rows as replays."""
 
 
-@dataclass(frozen=True)
-class Replayed:
-    """Replayed clients.
-
-    proportions : shape (R, N)
-    features : of their updates, shape (R, F)
-    """
-
-    proportions: FloatArray
-    features: FloatArray
-
-    def and_(self, others: Replayed) -> Replayed:
-        """Both together."""
-        return Replayed(
-            np.concatenate((self.proportions, others.proportions)),
-            np.concatenate((self.features, others.features)),
-        )
-
-
-_banks: WeakKeyDictionary[ModelStatistics, dict[tuple[LocalTraining, int], Replayed]] = WeakKeyDictionary()
-"""The first replays of each global model, by how clients train and the seed."""
+_banks: Fits[Replays] = Fits("surrogate", Replays.arrays)
+"""The first replays of each global model."""
 
 
 def solve(problem: Problem) -> Estimate:
@@ -90,12 +72,16 @@ def solve(problem: Problem) -> Estimate:
         assert change.bias is not None
         return np.concatenate((change.bias, (change.weight @ views).ravel())) / rate
 
-    known = _banks.setdefault(observation.start, {})
-    if (training, seed) not in known:
-        rng = np.random.default_rng(seed)
-        mixes = list(draw_mixes(_FIRST, N, rng))
-        known[training, seed] = _replayed(replay, features, mixes, total, first=0)
-    found = known[training, seed]
+    def first() -> Replays:
+        mixes = list(draw_mixes(_FIRST, N, np.random.default_rng(seed)))
+        return _replayed(replay, features, mixes, total, first=0)
+
+    found = _banks.get(
+        observation,
+        {"training": asdict(training), "seed": seed},
+        make=first,
+        unpack=lambda arrays: Replays.from_arrays(arrays, N, (N * (1 + views.shape[1]),)),
+    )
     noise = np.full(N * (1 + views.shape[1]), observation.noise_std / rate)
     largest = _FARTHEST * float(np.abs(found.features).max())
     sent = np.clip(features(observation.update), -largest, largest)
@@ -121,7 +107,7 @@ def solve(problem: Problem) -> Estimate:
 
 
 def fit_near(
-    replayed: Replayed, features: FloatArray, z: FloatArray, *, width: float, noise: FloatArray
+    replayed: Replays, features: FloatArray, z: FloatArray, *, width: float, noise: FloatArray
 ) -> SimplexSolution:
     """The proportions that explain ``features`` best under a linear model fitted about z.
 
@@ -171,7 +157,7 @@ def _replayed(
     total: int,
     *,
     first: int,
-) -> Replayed:
+) -> Replays:
     """Training replayed on each of the mixes, in whole samples; those that diverge are left out.
 
     Raises
@@ -182,7 +168,7 @@ def _replayed(
     changes = [(round_to_total(z, total) / total, replay(z, first + draw)) for draw, z in enumerate(mixes)]
     kept = [(z, features(change)) for z, change in changes if change is not None]
     check_diverging(len(mixes) - len(kept), len(mixes))
-    return Replayed(np.array([z for z, _ in kept]), np.array([f for _, f in kept]))
+    return Replays(np.array([z for z, _ in kept]), np.array([f for _, f in kept]))
 
 
 SURROGATE = Method(
