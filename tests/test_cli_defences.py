@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from cli_tools import AUX, QUICK, SAMPLES, call, sample, truth, within_bounds
@@ -16,26 +18,29 @@ from rlu_cli.simulation.defences import Defence
 ROUND = SAMPLES / "trained_m1"
 
 
-def norm() -> float:
+def norm(name: str = "trained_m1") -> float:
     before, after = (
-        read_checkpoint(ROUND / f"{name}.safetensors").tensors for name in ("global", "client_0")
+        read_checkpoint(SAMPLES / name / f"{part}.safetensors").tensors for part in ("global", "client_0")
     )
     return float(torch.stack([(after[name] - before[name]).square().sum() for name in before]).sum().sqrt())
 
 
-def defended(folder: Path, defence: Defence, name: str = "trained_m1", **said: object) -> list[Any]:
-    """Flags of a sample round whose update is defended."""
+def defended(
+    folder: Path, defence: Defence, name: str = "trained_m1", *, delta: bool = False, **said: object
+) -> list[Any]:
+    """Flags of a sample round whose update is defended, in a file of weights or of the update alone."""
     paths = [SAMPLES / name / f"{part}.safetensors" for part in ("global", "client_0")]
     before, after = (read_checkpoint(path) for path in paths)
     shapes = {key: value.shape for key, value in before.tensors.items()}
     flat = [torch.cat([found.tensors[key].flatten() for key in shapes]) for found in (before, after)]
-    sent = flat[0] + defence.apply(flat[1] - flat[0], torch.Generator().manual_seed(0))
+    sent = (0 if delta else flat[0]) + defence.apply(flat[1] - flat[0], torch.Generator().manual_seed(0))
     parts = torch.split(sent, [shape.numel() for shape in shapes.values()])
     tensors = {key: part.reshape(shape) for (key, shape), part in zip(shapes.items(), parts, strict=True)}
     local = folder / "client_0.safetensors"
     metadata = {**after.metadata, **{f"fl.{key}": str(value) for key, value in said.items()}}
     save_safetensors(local, tensors, metadata)
-    return ["--global", paths[0], "--local", local, "--aux", AUX, *QUICK]
+    update = ["--update", "delta"] if delta else []
+    return ["--global", paths[0], "--local", local, "--aux", AUX, *QUICK, *update]
 
 
 @pytest.mark.parametrize("method", ["gls", "regression"])
@@ -81,6 +86,40 @@ def test_clipped_updates_have_no_bounds(tmp_path: Path) -> None:
     assert "update-clipped" in outcome.codes
     assert all(row["low"] is None and row["presence"] is None for row in outcome.document["classes"])
     assert "update-clipped" in call("recover", *flags, "--clip", bound, "--strict").err
+
+
+@pytest.mark.parametrize("name", ["untrained_m1", "untrained_m10"])
+@pytest.mark.parametrize("delta", [False, True])
+@pytest.mark.parametrize("sigma", [0.0, 2e-6])
+def test_an_early_model_tells_how_much_was_clipped(
+    tmp_path: Path, name: str, delta: bool, sigma: float
+) -> None:
+    bound = 0.3 * norm(name)
+    flags = defended(tmp_path, Defence(clip=bound, noise_std=sigma), name=name, delta=delta)
+    if sigma:
+        flags += ["--noise-std", sigma]
+    outcome = call("recover", *flags, "--clip", bound)
+    assert outcome.codes == ["clip-estimated"]
+    found = outcome.document
+    assert abs(np.array(found["counts"]) - np.array(truth(name))).sum() <= (4 if sigma else 0)
+    assert within_bounds(found, truth(name)) >= 9
+    assert found["training"]["clip"] == bound
+    assert found["training"]["noise_std"] == sigma
+    assert re.search(r"to about 0\.(3|30\d|29\d) of itself", outcome.err)
+
+
+@pytest.mark.parametrize("name", ["untrained_m1", "untrained_m10"])
+def test_updates_of_another_size_than_training_makes(tmp_path: Path, name: str) -> None:
+    assert call("recover", *sample(name), *QUICK).codes == []
+    clipped = call("recover", *defended(tmp_path, Defence(clip=0.4 * norm(name)), name=name))
+    assert clipped.codes[0] == "update-misscaled"
+    assert re.search(r"is 0\.(4|40\d|39\d) times what its training values make", clipped.err)
+    assert all(row["low"] is None for row in clipped.document["classes"])
+    assert clipped.document["reliability"]["grade"] == "poor"
+    rate = clipped.document["training"]["lr"]
+    wrong = call("recover", *sample(name), *QUICK, "--lr", rate / 2)
+    assert "update-misscaled" in wrong.codes
+    assert re.search(r"is (2|2\.0\d|1\.9\d) times what", wrong.err)
 
 
 def test_clipping_that_did_nothing_changes_nothing(tmp_path: Path) -> None:

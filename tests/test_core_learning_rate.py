@@ -9,7 +9,13 @@ import numpy as np
 import pytest
 from methods_cases import cross_entropy_gradient, known_round
 
-from rlu_cli.core.learning_rate import LearningRate, estimate_learning_rate, rate_by_distance, scaled
+from rlu_cli.core.learning_rate import (
+    LearningRate,
+    estimate_learning_rate,
+    rate_by_distance,
+    scaled,
+    size_error,
+)
 from rlu_cli.core.recover import head_update
 from rlu_cli.core.types import Activations, FloatArray, Head, IntArray, LocalTraining, Observation
 from rlu_cli.errors import MismatchError
@@ -68,6 +74,40 @@ def test_weight_decay_goes_with_the_rate() -> None:
     assert found.scale == pytest.approx(0.3, rel=0.05)
     without = replace(observation, training=replace(observation.training, lr=1.0, weight_decay=0.0))
     assert estimate_learning_rate(without, samples, None).scale != pytest.approx(0.3, rel=0.05)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_known_noise_is_no_part_of_the_rate(bias: bool) -> None:
+    observation, samples = a_round(bias=bias)
+    rng = np.random.default_rng(0)
+    sigma = 0.02 * float(np.abs(observation.update.weight).max())
+    update = observation.update
+    noisy = replace(
+        update,
+        weight=update.weight + sigma * rng.normal(size=update.weight.shape),
+        bias=None if update.bias is None else update.bias + sigma * rng.normal(size=N),
+    )
+    seen = told_as(replace(observation, update=noisy, noise_std=sigma), 1.0)
+    found = estimate_learning_rate(seen, samples, None)
+    assert found.low <= 0.3 <= found.high
+    assert found.spread > estimate_learning_rate(told_as(observation, 1.0), samples, None).spread
+
+
+def test_an_update_of_another_size_is_told_by_the_statistics_alone() -> None:
+    observation, samples = a_round()
+    statistics = replace(observation.start, samples=replace(samples, embeddings=None))
+    observation = replace(observation, start=statistics)
+    assert size_error(observation, 0.0) is None
+    assert size_error(told_as(observation, 0.3 * 1.05), 0.0) is None  # none that matters
+    for rate in (0.1, 1.0):
+        found = size_error(told_as(observation, rate), 0.0)
+        assert found is not None
+        assert found.low <= 0.3 / rate <= found.high
+    assert (
+        size_error(told_as(replace(observation, start=replace(statistics, samples=None)), 1.0), 0.0) is None
+    )
+    drifts = replace(observation, constant_gradient=observation.head)
+    assert size_error(told_as(drifts, 1.0), 0.0) is None
 
 
 def test_same_seed_same_answer() -> None:

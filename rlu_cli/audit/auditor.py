@@ -12,14 +12,14 @@ import torch
 
 from rlu_cli.audit.annotations import Annotations, whole
 from rlu_cli.audit.cache import Cache, KeptFits
-from rlu_cli.audit.clipping import check_clipped
+from rlu_cli.audit.clipping import clip_factor, clipped_norm, clipping_note, is_sharp, unclipped
 from rlu_cli.audit.description import check_described_alike, describe_model
 from rlu_cli.audit.devices import choose_device
 from rlu_cli.audit.given_logits import GivenLogits
 from rlu_cli.audit.history import History, constant_gradient
 from rlu_cli.audit.image_source import ImageSource
 from rlu_cli.audit.learning_rate import with_estimated_rate
-from rlu_cli.audit.local_model import layer_head, open_local
+from rlu_cli.audit.local_model import LocalModel, layer_head, open_local
 from rlu_cli.audit.network import check_finite
 from rlu_cli.audit.options import (
     AuxOptions,
@@ -340,17 +340,14 @@ class Auditor:
         named = {name: get_method(name) for name in methods if name != AUTO}
         kind = update_kind(options.update, annotations)
         opened = open_local(self._named(local), self._named(self.reference), kind, self.head_name)
-        clipped: list[Note] = []
-        if record.clip is not None:
-            whole, before = opened.weights(), self._named(self.reference)
-            clipped = check_clipped(whole, before, clip=record.clip, noise_std=record.noise_std)
         constant, notes = self._constant_gradient(
             local, record.training, annotations, options, history or HistoryOptions()
         )
-        notes += clipped
+        opened, told, scaled, more = self._unclipped(opened, record, constant)
+        notes += more
         notes += self._stored_for_another_batch(record.training.batch_size)
         noisy, seen = with_seen_noise(
-            record,
+            told,
             Observation(
                 update=opened.update,
                 head=opened.head,
@@ -368,7 +365,7 @@ class Auditor:
         needs_end = any(method.needs_end(record.training) for method in chosen) or (
             record.lr_unknown and record.training.steps > 1
         )
-        whole = opened.weights() if needs_end else local
+        whole = opened.weights() if needs_end else opened.stored
         end = self._end(whole, record.training.batch_size) if needs_end else None
         needs_residuals = any(method.needs_residuals for method in chosen)
         needs_samples = any(method.needs_samples for method in chosen)
@@ -400,7 +397,7 @@ class Auditor:
             if any(method.needs_replayed_clients for method in chosen)
             else None,
             fits=self._kept_fits(record.training.batch_size),
-            scaled=bool(clipped),
+            scaled=scaled,
             samples=self.run.samples,
             search_iterations=self.run.search_iterations,
             seed=self.run.seed,
@@ -417,6 +414,42 @@ class Auditor:
             notes += check_sign(normalised_update(observation), observation.start.confidence)
         notes = [*opened.notes, *notes]
         return ClientRound(path, sha256_file(path), record, recoveries, tuple(notes), kind, observation)
+
+    def _unclipped(
+        self, opened: LocalModel, record: TrainingRecord, constant: Head | None
+    ) -> tuple[LocalModel, TrainingRecord, bool, list[Note]]:
+        """The model before its update was clipped, if it was and tells by what factor; how it trained then.
+
+        And whether the update is scaled by what isn't well known, and what is to be said of it.
+        """
+        if record.clip is None:
+            return opened, record, False, []
+        whole, before = opened.weights(), self._named(self.reference)
+        norm = clipped_norm(whole, before, clip=record.clip, noise_std=record.noise_std)
+        if norm is None:
+            return opened, record, False, []
+        training = record.training
+        found = None
+        steady = training.optimizer == "sgd" and not record.lr_unknown
+        if steady and self._has_samples and (training.steps == 1 or self.source.reads_weights):
+            end = self._end(whole, training.batch_size) if training.steps > 1 else None
+            sent = Observation(
+                update=opened.update,
+                head=opened.head,
+                training=training,
+                start=self._start(training.batch_size),
+                end=None if end is None else end.statistics,
+                constant_gradient=constant,
+                noise_std=record.noise_std,
+                seed=self.run.seed,
+            )
+            samples = self._measured_start(training.batch_size).activations
+            found = clip_factor(sent, samples, None if end is None else end.activations)
+        notes = [clipping_note(norm, record.clip, found)]
+        if found is None:
+            return opened, record, True, notes
+        record = replace(record, noise_std=record.noise_std / found.scale)
+        return unclipped(opened, found.scale, self.head_name), record, not is_sharp(found), notes
 
     def _estimated_rate(
         self, observation: Observation, local: Checkpoint, end: Measurement | None

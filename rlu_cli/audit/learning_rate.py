@@ -12,15 +12,12 @@ from rlu_cli.core.learning_rate import (
     least_scale,
     rate_by_distance,
     scaled,
+    stands_still,
 )
-from rlu_cli.core.methods.assumptions import is_trained
 from rlu_cli.core.misfit import motion
 from rlu_cli.core.path import solve_on_path
 from rlu_cli.core.types import Activations, LocalTraining, Note, Observation
 from rlu_cli.errors import MismatchError
-
-_STILL = 0.1
-"""Motion up to which a model that isn't trained yet counts as standing still."""
 
 _UNCERTAIN, _UNKNOWN = 4.0, 10.0
 """Upper over lower end of the interval: beyond, the counts are unreliable; and beyond, there are none."""
@@ -46,9 +43,8 @@ def with_estimated_rate(
         The rate can't be told.
     """
     moved = motion(observation.start, observation.end) or 0.0
-    still = observation.training.steps == 1 or (moved <= _STILL and not is_trained(observation.start))
     found: LearningRate | None = None
-    if still:
+    if stands_still(observation, moved):
         found = estimate_learning_rate(observation, start, end)
     elif replay is not None:
         found = _by_replays(observation, replay)

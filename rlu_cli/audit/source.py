@@ -150,7 +150,7 @@ class Measurement:
         shared = self._local is None or self._slot is not None
         if shared and found.num_classes <= MOST_CLASSES:  # else when a method asks for them
             found = replace(found, residuals=self._residuals)
-        if self._local is None and found.num_classes <= MOST_SAMPLED:
+        if found.num_classes <= MOST_SAMPLED:
             known = self.activations
             found = replace(found, samples=Activations(known.logits, None, known.labels))
         if self._slot is not None:

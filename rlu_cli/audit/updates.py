@@ -69,6 +69,25 @@ def add_update(local: Checkpoint, reference: Checkpoint) -> Checkpoint:
     return replace(local, tensors=join_weight_norm(added)[0], unjoined=added)
 
 
+def enlarged(local: Checkpoint, reference: Checkpoint, factor: float) -> Checkpoint:
+    """The local model that sent ``factor`` of its update: global + (local − global)/factor, in float64.
+
+    What isn't trained (BatchNorm's statistics, integers) is left as it is.
+    """
+    whole = {
+        name: base.double() + (tensor.double() - base.double()) / factor
+        if (base := reference.unjoined.get(name)) is not None and is_trained(name, tensor)
+        else tensor
+        for name, tensor in local.unjoined.items()
+    }
+    return replace(local, tensors=join_weight_norm(whole)[0], unjoined=whole)
+
+
+def is_trained(name: str, tensor: Tensor) -> bool:
+    """Whether an optimiser moves it, as far as its name and type say."""
+    return tensor.is_floating_point() and name.rpartition(".")[2] not in _BUFFERS
+
+
 def _sum(tensor: Tensor, change: Tensor | None) -> Tensor:
     if change is None or change.shape != tensor.shape:
         return tensor

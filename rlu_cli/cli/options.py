@@ -159,7 +159,8 @@ _HELP: dict[type, dict[str, Any]] = {
             min=0, metavar="T", help="Iterations of the paper's posterior search; 0 measured best."
         ),
         "cache": typer.Option(
-            metavar="DIR", help="Keep models' statistics and methods' fits there, and use what is there already."
+            metavar="DIR",
+            help="Keep models' statistics and methods' fits there, and use what is there already.",
         ),
     },
     SimulationOptions: {

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 
 from rlu_cli.core.confidence import coefficient_matrix
 from rlu_cli.core.simplex import simplex_least_squares
 from rlu_cli.core.types import FloatArray, Head, HeadUpdate, Note
 from rlu_cli.errors import MismatchError
+
+if TYPE_CHECKING:
+    from rlu_cli.core.learning_rate import LearningRate
 
 _LARGEST = 1e40
 """Beyond what float32 holds; squares and products stay finite in float64."""
@@ -160,6 +165,20 @@ def check_sign(u: FloatArray, confidence: FloatArray) -> list[Note]:
 def moved_far(motion: float | None) -> bool:
     """Whether training moved the predictions too far for its way to be known from its two ends."""
     return motion is not None and motion > _MOTION_LIMIT
+
+
+def check_size(found: LearningRate | None) -> list[Note]:
+    """Warn of an update whose size isn't what its training values make; see `size_error`."""
+    if found is None:
+        return []
+    return [
+        Note(
+            "update-misscaled",
+            f"the update is {found.scale:.3g} times what its training values make it (95 %: "
+            f"{found.low:.3g} to {found.high:.3g}): it was clipped (say --clip), or the learning rate, the "
+            "steps or the loss's reduction are wrong (--lr auto finds the rate); there are no bounds",
+        )
+    ]
 
 
 def check_misfit(misfit: float | None, motion: float | None) -> list[Note]:

@@ -4,10 +4,18 @@ from __future__ import annotations
 
 import numpy as np
 
-from rlu_cli.core.checks import check_embedding, check_heads, check_misfit, check_moved, check_update
+from rlu_cli.core.checks import (
+    check_embedding,
+    check_heads,
+    check_misfit,
+    check_moved,
+    check_size,
+    check_update,
+)
 from rlu_cli.core.coarse import check_coarse, storage_resolution
 from rlu_cli.core.embedding import embedding_match, subtract_heads
 from rlu_cli.core.gradients import mean_gradient, normalised_update, without_drift
+from rlu_cli.core.learning_rate import size_error
 from rlu_cli.core.methods import AUTO, Method, best_method, get_method
 from rlu_cli.core.methods.assumptions import assumption_notes, own_confidence
 from rlu_cli.core.methods.base import Problem, check_optimizer
@@ -98,14 +106,16 @@ def recover_labels(observation: Observation, *, method: str = "auto") -> Recover
         update, observation.training, observation.start, observation.end, path.position, noise
     )
     moved = motion(observation.start, observation.end)
+    size = None if observation.scaled else size_error(observation, moved or 0.0)
+    boundless = observation.scaled or size is not None
     return Recovery(
         method=chosen.name,
         total=total,
         counts=round_to_total(estimate.proportions, total),
         estimate=total * estimate.proportions,
-        low=None if observation.scaled else estimate.low,
-        high=None if observation.scaled else estimate.high,
-        presence=None if observation.scaled else estimate.presence,
+        low=None if boundless else estimate.low,
+        high=None if boundless else estimate.high,
+        presence=None if boundless else estimate.presence,
         diagnostics={
             "residual": None,
             "aux_accuracy": observation.start.overall_accuracy,
@@ -119,6 +129,7 @@ def recover_labels(observation: Observation, *, method: str = "auto") -> Recover
         warnings=(
             *notes,
             *check_coarse(observation.update, resolution=storage_resolution(observation)),
+            *check_size(size),
             *check_misfit(unexplained, moved),
             *check_embedding(match, unexplained, moved),
             *assumption_notes(chosen, problem),

@@ -19,6 +19,7 @@ UNRELIABLE = (
     "update-unbalanced",
     "update-near-precision",
     "update-clipped",
+    "update-misscaled",
     "update-sign-reversed",
     "local-looks-like-delta",
     "delta-looks-like-weights",

@@ -111,7 +111,7 @@ class ModelStatistics:
     accuracy : shape (N,), share of each class's samples that the model gets right
     responses : what single samples do to the head, None where only logits are known or in old files
     residuals : what single samples do to the bias, None in old files and where classes are many
-    samples : the single samples' logits, likewise, and None for local models
+    samples : the single samples' logits, likewise
     """
 
     moments: LogitMoments
