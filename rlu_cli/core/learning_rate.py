@@ -14,7 +14,7 @@ from rlu_cli.core.path import solve_on_path
 from rlu_cli.core.residuals import MOST_CLASSES, residuals
 from rlu_cli.core.rounding import round_to_total
 from rlu_cli.core.schemes import batch_variance, impulse_response, step_rates
-from rlu_cli.core.simplex import simplex_least_squares
+from rlu_cli.core.simplex import SimplexSolver, simplex_least_squares
 from rlu_cli.core.types import (
     Activations,
     FloatArray,
@@ -70,6 +70,9 @@ _CAUTION = 0.5
 
 _RIGHT = 0.1
 """Logarithm of an update's size, over what its training values say, that is no error."""
+
+_OTHERS, _NEARLY = (-0.6, -0.1, 0.1, 0.6), 8.0
+"""Other sizes, as logarithms, and how much likelier (−2 log L) than the right one they may be by chance."""
 
 
 @dataclass(frozen=True)
@@ -166,7 +169,7 @@ def estimate_learning_rate(
     return views.interval(views.likeliest())
 
 
-def size_error(observation: Observation, moved: float) -> LearningRate | None:
+def size_error(observation: Observation, z: FloatArray, moved: float) -> LearningRate | None:
     """c of an update that is c times as large as its training values say, None where it is as large.
 
     The likelihood of `estimate_learning_rate`, of the samples that statistics keep: the update's logits for
@@ -176,6 +179,7 @@ def size_error(observation: Observation, moved: float) -> LearningRate | None:
 
     Parameters
     ----------
+    z : the proportions found with the size that the training values say
     moved : the local model's `motion`
     """
     head, training = observation.head, observation.training
@@ -193,8 +197,8 @@ def size_error(observation: Observation, moved: float) -> LearningRate | None:
     products = Head(head.weight @ head.weight.T, head.bias)
     seen = replace(observation, update=update, head=products, noise_std=noise)
     views = _Views(seen, _explained_by_logits(observation, known))
-    if views.cost(0.0) <= min(views.cost(-_RIGHT), views.cost(_RIGHT)):
-        return None  # at little cost
+    if views.may_be_right(z):
+        return None
     found = views.likeliest()
     if abs(found) <= _RIGHT:
         return None
@@ -396,6 +400,17 @@ class _Views:
         if update.bias is not None:
             moved = moved + np.outer(update.bias, self.explanation.bias_view)
         return moved[:-1].ravel() / total, total
+
+    def may_be_right(self, z: FloatArray) -> bool:
+        """Whether c = 1 is nearly as likely as some other c, with the weights of z for all: soon told."""
+        u, total = self.at(1.0)
+        root = np.linalg.cholesky(self.covariance(z) + self.noise / total**2)
+        white = np.linalg.solve(root, np.column_stack((self.explanation.mean.T, u)))
+        solver = SimplexSolver(white[:, :-1])
+        told, *others = (
+            solver.solve(white[:, -1] / np.exp(x)).residual ** 2 + 2 * len(u) * x for x in (0.0, *_OTHERS)
+        )
+        return told <= min(others) + _NEARLY
 
     def likeliest(self) -> float:
         """log c."""

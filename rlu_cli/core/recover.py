@@ -106,7 +106,7 @@ def recover_labels(observation: Observation, *, method: str = "auto") -> Recover
         update, observation.training, observation.start, observation.end, path.position, noise
     )
     moved = motion(observation.start, observation.end)
-    size = None if observation.scaled else size_error(observation, moved or 0.0)
+    size = None if observation.scaled else size_error(observation, estimate.proportions, moved or 0.0)
     boundless = observation.scaled or size is not None
     return Recovery(
         method=chosen.name,
