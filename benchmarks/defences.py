@@ -42,16 +42,24 @@ DEFENCES: dict[str, dict[float, Defence]] = {
     "none": {0: Defence()},
     "noise": {sigma: Defence(noise_std=sigma) for sigma in (1e-4, 1e-3, 1e-2)},
     "clip": {share: Defence(clip=share) for share in (0.7, 0.3)},
+    "clip 0.3, noise": {1e-4: Defence(clip=0.3, noise_std=1e-4)},
     "quantize": {bits: Defence(quantize=int(bits)) for bits in (8, 4)},
     "top-k": {share: Defence(top_k=share) for share in (0.3, 0.1, 0.01)},
 }
 """By name and strength: σ, share of the update's norm that is left, bits, share of the values sent."""
 
-FEWER: dict[str, float] = {"none": 0, "noise": 1e-3, "clip": 0.3, "quantize": 4, "top-k": 0.1}
+FEWER: dict[str, float] = {
+    "none": 0,
+    "noise": 1e-3,
+    "clip": 0.3,
+    "clip 0.3, noise": 1e-4,
+    "quantize": 4,
+    "top-k": 0.1,
+}
 FEW = 4
 """What is measured of ten steps, whose replays take seconds: a strength of each, and clients a round."""
 
-KNOWN = ("noise", "clip")
+KNOWN = ("noise", "clip", "clip 0.3, noise")
 """Defences that an auditor can be told of."""
 
 METHODS = ("rlu", "auto", "regression")
@@ -220,11 +228,15 @@ def mean_of(rows: list[Row]) -> str:
 
 
 def bounds(rows: list[Row]) -> str:
-    """Share of the counts within their bounds, and the bounds' mean width as a share of all samples."""
+    """Share of the counts within their bounds, and the bounds' mean width as a share of all samples.
+
+    With how many clients have bounds, if not all do.
+    """
     with_bounds = [row for row in rows if "covered" in row]
     if not with_bounds:
         return ""
-    return ", ".join(f"{np.mean([row[k] for row in with_bounds]):.1%}" for k in ("covered", "width"))
+    found = ", ".join(f"{np.mean([row[k] for row in with_bounds]):.1%}" for k in ("covered", "width"))
+    return found if len(with_bounds) == len(rows) else f"{found} ({len(with_bounds)} clients)"
 
 
 if __name__ == "__main__":
