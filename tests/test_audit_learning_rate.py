@@ -10,7 +10,7 @@ from methods_cases import known_round, random_head
 
 from rlu_cli.audit import learning_rate
 from rlu_cli.audit.learning_rate import with_estimated_rate
-from rlu_cli.core.learning_rate import LearningRate
+from rlu_cli.core.rate_likelihood import LearningRate
 from rlu_cli.core.types import Activations, Observation
 from rlu_cli.errors import MismatchError
 

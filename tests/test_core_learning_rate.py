@@ -9,15 +9,11 @@ import numpy as np
 import pytest
 from methods_cases import cross_entropy_gradient, known_round
 
-from rlu_cli.core.learning_rate import (
-    LearningRate,
-    estimate_learning_rate,
-    rate_by_distance,
-    scaled,
-    size_error,
-)
+from rlu_cli.core.learning_rate import estimate_learning_rate, rate_by_distance
+from rlu_cli.core.rate_likelihood import LearningRate, scaled
 from rlu_cli.core.recover import head_update
 from rlu_cli.core.types import Activations, FloatArray, Head, IntArray, LocalTraining, Observation
+from rlu_cli.core.update_size import size_error
 from rlu_cli.errors import MismatchError
 
 N, L = 5, 6

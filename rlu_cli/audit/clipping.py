@@ -7,8 +7,9 @@ from dataclasses import replace
 
 from rlu_cli.audit.local_model import LocalModel, open_local
 from rlu_cli.audit.updates import enlarged, is_trained
-from rlu_cli.core.learning_rate import LearningRate, estimate_learning_rate, stands_still
+from rlu_cli.core.learning_rate import estimate_learning_rate
 from rlu_cli.core.misfit import motion
+from rlu_cli.core.rate_likelihood import LearningRate, stands_still
 from rlu_cli.core.types import Activations, Note, Observation
 from rlu_cli.errors import MismatchError
 from rlu_cli.files.checkpoint import Checkpoint

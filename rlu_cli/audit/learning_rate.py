@@ -6,16 +6,10 @@ from dataclasses import replace
 
 from rlu_cli.audit.replay import Replay
 from rlu_cli.core.gradients import normalised_update
-from rlu_cli.core.learning_rate import (
-    LearningRate,
-    estimate_learning_rate,
-    least_scale,
-    rate_by_distance,
-    scaled,
-    stands_still,
-)
+from rlu_cli.core.learning_rate import estimate_learning_rate, rate_by_distance
 from rlu_cli.core.misfit import motion
 from rlu_cli.core.path import solve_on_path
+from rlu_cli.core.rate_likelihood import LearningRate, least_scale, scaled, stands_still
 from rlu_cli.core.types import Activations, LocalTraining, Note, Observation
 from rlu_cli.errors import MismatchError
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from rlu_cli.audit.annotations import Annotations, boolean, number, numbers, text, whole
 from rlu_cli.audit.options import TrainingOptions
-from rlu_cli.core.learning_rate import scaled
+from rlu_cli.core.rate_likelihood import scaled
 from rlu_cli.core.schemes import MOST_STEPS, SCHEMES, check_training
 from rlu_cli.core.types import LocalTraining
 from rlu_cli.core.variates import STATEFUL

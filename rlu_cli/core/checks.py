@@ -12,7 +12,7 @@ from rlu_cli.core.types import FloatArray, Head, HeadUpdate, Note
 from rlu_cli.errors import MismatchError
 
 if TYPE_CHECKING:
-    from rlu_cli.core.learning_rate import LearningRate
+    from rlu_cli.core.rate_likelihood import LearningRate
 
 _LARGEST = 1e40
 """Beyond what float32 holds; squares and products stay finite in float64."""

@@ -15,7 +15,6 @@ from rlu_cli.core.checks import (
 from rlu_cli.core.coarse import check_coarse, storage_resolution
 from rlu_cli.core.embedding import embedding_match, subtract_heads
 from rlu_cli.core.gradients import mean_gradient, normalised_update, without_drift
-from rlu_cli.core.learning_rate import size_error
 from rlu_cli.core.methods import AUTO, Method, best_method, get_method
 from rlu_cli.core.methods.assumptions import assumption_notes, own_confidence
 from rlu_cli.core.methods.base import Problem, check_optimizer
@@ -29,6 +28,7 @@ from rlu_cli.core.types import (
     Observation,
     Recovery,
 )
+from rlu_cli.core.update_size import size_error
 from rlu_cli.errors import MismatchError
 
 _OF_GRADIENTS = (
@@ -106,7 +106,10 @@ def recover_labels(observation: Observation, *, method: str = "auto") -> Recover
         update, observation.training, observation.start, observation.end, path.position, noise
     )
     moved = motion(observation.start, observation.end)
-    size = None if observation.scaled else size_error(observation, estimate.proportions, moved or 0.0)
+    coarse = check_coarse(observation.update, resolution=storage_resolution(observation))
+    size = None
+    if not observation.scaled and all(note.code != "update-sparsified" for note in coarse):
+        size = size_error(observation, estimate.proportions, moved or 0.0)
     boundless = observation.scaled or size is not None
     return Recovery(
         method=chosen.name,
@@ -128,7 +131,7 @@ def recover_labels(observation: Observation, *, method: str = "auto") -> Recover
         },
         warnings=(
             *notes,
-            *check_coarse(observation.update, resolution=storage_resolution(observation)),
+            *coarse,
             *check_size(size),
             *check_misfit(unexplained, moved),
             *check_embedding(match, unexplained, moved),

@@ -1,0 +1,84 @@
+"""Whether an update is as large as its training values make it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+from rlu_cli.core.rate_likelihood import (
+    FEWEST,
+    Explanation,
+    LearningRate,
+    Views,
+    explanation_of,
+    position_between,
+    stands_still,
+)
+from rlu_cli.core.types import Activations, FloatArray, Head, ModelStatistics, Observation
+
+_CAUTION = 0.5
+"""Of the motion up to which a model stands still, where the size of an update is doubted."""
+
+_RIGHT = 0.1
+"""Logarithm of an update's size, over what its training values say, that is no error."""
+
+
+_by_logits: WeakKeyDictionary[ModelStatistics, Explanation] = WeakKeyDictionary()
+"""Of each global model."""
+
+
+def size_error(observation: Observation, z: FloatArray, moved: float) -> LearningRate | None:
+    """c of an update that is c times as large as its training values say, None where it is as large.
+
+    The likelihood of `estimate_learning_rate`, of the samples that statistics keep: their logits for their
+    embeddings, since ΔW Wᵀ = Σ r ⊗ (q − b). An error of 10 % is none, nor one of less than twice the
+    interval's half, in logarithms. None too where it can't be told: no bias, more than 20 classes, few
+    auxiliary samples, weight decay or gradients from outside, several steps that moved the model.
+
+    Parameters
+    ----------
+    z : the proportions found with the size that the training values say
+    moved : the local model's `motion`
+    """
+    head, training = observation.head, observation.training
+    models = [observation.start] if training.steps == 1 else [observation.start, observation.end]
+    samples = [None if model is None else model.samples for model in models]
+    drifts = observation.constant_gradient is not None or training.weight_decay > 0
+    still = stands_still(observation, moved / _CAUTION)
+    if head.bias is None or observation.update.bias is None or drifts or None in samples or not still:
+        return None
+    known = [part for part in samples if part is not None]
+    if np.bincount(known[0].labels, minlength=head.num_classes).min() < FEWEST:
+        return None
+    update = replace(observation.update, weight=observation.update.weight @ head.weight.T)
+    noise = observation.noise_std * max(1.0, float(np.linalg.norm(head.weight, 2)))
+    products = Head(head.weight @ head.weight.T, head.bias)
+    seen = replace(observation, update=update, head=products, noise_std=noise)
+    views = Views(seen, _explained_by_logits(observation, known))
+    if views.may_be_right(z):
+        return None
+    found = views.likeliest()
+    if abs(found) <= _RIGHT:
+        return None
+    interval = views.interval(found).widened(moved)
+    far = 2 * max(np.log(interval.high / interval.scale), np.log(interval.scale / interval.low))
+    return interval if abs(found) > far else None
+
+
+def _explained_by_logits(observation: Observation, samples: list[Activations]) -> Explanation:
+    """By the global model's samples, or by those of both."""
+    bias, change = observation.head.bias, observation.update.bias
+    assert bias is not None and change is not None
+
+    def plain(part: Activations, bias: FloatArray) -> Activations:
+        return replace(part, embeddings=part.logits.astype(np.float64) - bias)
+
+    if len(samples) > 1:
+        position = position_between(observation)
+        ends = [plain(samples[0], bias), plain(samples[1], bias + change)]
+        return explanation_of(ends, [1 - position, position], has_bias=True)
+    if observation.start not in _by_logits:
+        _by_logits[observation.start] = explanation_of([plain(samples[0], bias)], [1.0], has_bias=True)
+    return _by_logits[observation.start]
