@@ -108,6 +108,18 @@ def test_an_early_model_tells_how_much_was_clipped(
     assert re.search(r"to about 0\.(3|30\d|29\d) of itself", outcome.err)
 
 
+def test_statistics_alone_dont_tell_how_much_was_clipped(tmp_path: Path) -> None:
+    bound = 0.3 * norm("untrained_m1")
+    flags = defended(tmp_path, Defence(clip=bound), name="untrained_m1")
+    stats = tmp_path / "stats.safetensors"
+    reference = SAMPLES / "untrained_m1" / "global.safetensors"
+    assert call("estimate-logits", "--global", reference, "--aux", AUX, *QUICK, "-o", stats).code == 0
+    without_images = [flag for flag in flags if flag not in ("--aux", AUX)]
+    outcome = call("recover", *without_images, "--stats", stats, "--clip", bound)
+    assert outcome.codes == ["update-clipped"]
+    assert all(row["low"] is None for row in outcome.document["classes"])
+
+
 @pytest.mark.parametrize("name", ["untrained_m1", "untrained_m10"])
 def test_updates_of_another_size_than_training_makes(tmp_path: Path, name: str) -> None:
     assert call("recover", *sample(name), *QUICK).codes == []
