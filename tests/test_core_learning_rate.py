@@ -108,6 +108,14 @@ def test_an_update_of_another_size_is_told_by_the_statistics_alone() -> None:
     assert size_error(told_as(drifts, 1.0), TRUE, 0.0) is None
 
 
+def test_other_samples_than_the_clients_are_no_error_of_the_size() -> None:
+    """Without the look at how well the likeliest size explains the update it would be 1.8 (1.57 to 2.07)."""
+    observation, samples = a_round()
+    strange = replace(samples, embeddings=None, logits=0.5 * samples.logits)
+    seen = replace(observation, start=replace(observation.start, samples=strange))
+    assert size_error(seen, TRUE, 0.0) is None
+
+
 def test_same_seed_same_answer() -> None:
     observation, samples = a_round()
     one, again = (estimate_learning_rate(told_as(observation, 1.0), samples, None) for _ in range(2))

@@ -20,7 +20,7 @@ _SLACK = 0.005
 _DEVIATIONS = 3.0
 """Of the norm under known noise."""
 
-_SHARP, _KNOWN = 1.1, 4.0
+_SHARP, _KNOWN = 1.05, 4.0
 """Upper over lower end of the factor's interval: up to which bounds of the counts need not know of it, and up
 to which counts are better with it than without."""
 

@@ -244,15 +244,21 @@ class Views:
         return _least(self.cost, (grid[max(at - 1, 0)], grid[min(at + 1, len(grid) - 1)]))
 
     def interval(self, found: float) -> LearningRate:
-        """c, with what the estimates of like updates are off by."""
+        """c, with what the estimates of like updates are off by, by Birge's ratio more where it misfits."""
         lowest, highest = np.log(_range(self.observation))
         ends = (max(found - _AROUND, lowest), min(found + _AROUND, highest))
         errors = np.array([_least(self.cost_of(moved), ends) for moved in self.like_updates(found)]) - found
-        return from_logarithm(found, _STUDENT * float(np.sqrt(np.mean(errors**2))))
+        birge = float(np.sqrt(max(1.0, self.misfit(found))))
+        return from_logarithm(found, birge * _STUDENT * float(np.sqrt(np.mean(errors**2))))
 
     def cost(self, log_scale: float) -> float:
         """−2 log L."""
         return self._fitted(*self.at(float(np.exp(log_scale))))[1]
+
+    def misfit(self, log_scale: float) -> float:
+        """‖u(c) − Φ z‖²_Σ / D, about 1 where the samples are like the auxiliary ones."""
+        u, total = self.at(float(np.exp(log_scale)))
+        return self._fitted(u, total)[2] / len(u)
 
     def cost_of(self, moved: FloatArray) -> Callable[[float], float]:
         """−2 log L of another Δ + h in these views."""
@@ -277,8 +283,8 @@ class Views:
             noise = rng.multivariate_normal(np.zeros(len(u)), self.noise) if self.noise.any() else 0.0
             yield total * known.responses[np.concatenate(taken)].mean(axis=0) + noise
 
-    def _fitted(self, u: FloatArray, total: float) -> tuple[FloatArray, float]:
-        """z, and −2 log L."""
+    def _fitted(self, u: FloatArray, total: float) -> tuple[FloatArray, float, float]:
+        """z, −2 log L, and its part ‖u − Φ z‖²_Σ."""
         mean = self.explanation.mean
         N, D = len(mean), len(u)
         z = np.full(N, 1.0 / N)
@@ -288,7 +294,8 @@ class Views:
             solution = simplex_least_squares(white[:, :-1], white[:, -1])
             z = solution.z
         spread = 2 * float(np.log(np.diag(root)).sum())
-        return z, solution.residual**2 + spread + 2 * D * float(np.log(total))
+        squares = solution.residual**2
+        return z, squares + spread + 2 * D * float(np.log(total)), squares
 
     def covariance(self, z: FloatArray) -> FloatArray:
         """Σ(z), shape (D, D)."""

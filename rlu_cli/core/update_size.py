@@ -21,6 +21,10 @@ from rlu_cli.core.types import Activations, FloatArray, Head, ModelStatistics, O
 _CAUTION = 0.5
 """Of the motion up to which a model stands still, where the size of an update is doubted."""
 
+_OTHERWISE = 3.0
+"""Misfit of the likeliest size above which something else is wrong: 0.2 to 1 where the samples are alike, 5
+and more for clients that shift or mirror their images, or change their contrast."""
+
 _RIGHT = 0.1
 """Logarithm of an update's size, over what its training values say, that is no error."""
 
@@ -34,7 +38,8 @@ def size_error(observation: Observation, z: FloatArray, moved: float) -> Learnin
 
     The likelihood of `estimate_learning_rate`, of the samples that statistics keep: their logits for their
     embeddings, since ΔW Wᵀ = Σ r ⊗ (q − b). An error of 10 % is none, nor one of less than twice the
-    interval's half, in logarithms. None too where it can't be told: no bias, more than 20 classes, few
+    interval's half, in logarithms, nor one that explains the update badly too: then the auxiliary samples are
+    unlike the client's. None too where it can't be told: no bias, more than 20 classes, few
     auxiliary samples, weight decay or gradients from outside, several steps that moved the model.
 
     Parameters
@@ -60,7 +65,7 @@ def size_error(observation: Observation, z: FloatArray, moved: float) -> Learnin
     if views.may_be_right(z):
         return None
     found = views.likeliest()
-    if abs(found) <= _RIGHT:
+    if abs(found) <= _RIGHT or views.misfit(found) > _OTHERWISE:
         return None
     interval = views.interval(found).widened(moved)
     far = 2 * max(np.log(interval.high / interval.scale), np.log(interval.scale / interval.low))
