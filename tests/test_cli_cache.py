@@ -101,8 +101,6 @@ def test_what_methods_fit_serves_other_clients_that_train_alike(
     number = len(replays)
     assert call(*flags, "--cache", tmp_path).out == first.out
     assert len(replays) == number + 60  # those near the client's own counts, which are its own
-    call(*flags, "--steps", 5, "--cache", tmp_path)
-    assert len(replays) == 2 * number + 60
 
 
 @pytest.fixture(scope="module")
@@ -115,8 +113,13 @@ def filled(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, Ou
     return found
 
 
-@pytest.mark.parametrize("round_", ["trained_m1", "trained_m10"])
-@pytest.mark.parametrize("change", ["missing", "shape", "infinite", "facts", "bytes"])
+@pytest.mark.parametrize(
+    ("round_", "change"),
+    [
+        *(("trained_m1", change) for change in ("missing", "shape", "infinite", "facts", "bytes")),
+        *(("trained_m10", change) for change in ("missing", "shape")),
+    ],
+)
 def test_a_fit_that_was_changed_is_noted_and_made_again(
     tmp_path: Path, filled: dict[str, tuple[Path, Outcome]], round_: str, change: str
 ) -> None:

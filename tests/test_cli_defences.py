@@ -88,9 +88,10 @@ def test_clipped_updates_have_no_bounds(tmp_path: Path) -> None:
     assert "update-clipped" in call("recover", *flags, "--clip", bound, "--strict").err
 
 
-@pytest.mark.parametrize("name", ["untrained_m1", "untrained_m10"])
-@pytest.mark.parametrize("delta", [False, True])
-@pytest.mark.parametrize("sigma", [0.0, 2e-6])
+@pytest.mark.parametrize(
+    ("name", "delta", "sigma"),
+    [("untrained_m1", False, 0.0), ("untrained_m1", True, 2e-7), ("untrained_m10", False, 2e-6)],
+)
 def test_an_early_model_tells_how_much_was_clipped(
     tmp_path: Path, name: str, delta: bool, sigma: float
 ) -> None:
