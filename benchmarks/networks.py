@@ -81,3 +81,19 @@ def _norm(kind: str, channels: int) -> list[nn.Module]:
     if kind == "batch":
         return [nn.BatchNorm2d(channels)]
     return [nn.GroupNorm(8, channels)] if kind == "group" else []
+
+
+def fedavg_cnn(*, num_classes: int = 10, channels: int = 1, size: int = 28) -> nn.Module:
+    """McMahan et al.'s (2017) network for MNIST: two 5x5 convolutions of 32 and 64 channels, 512 units."""
+    return nn.Sequential(
+        nn.Conv2d(channels, 32, 5, padding=2),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(32, 64, 5, padding=2),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(64 * (size // 4) ** 2, 512),
+        nn.ReLU(),
+        nn.Linear(512, num_classes),
+    )

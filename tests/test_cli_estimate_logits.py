@@ -37,7 +37,7 @@ def stats(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     found = {}
     for round_ in ("untrained_m1", "trained_m10"):
         found[round_] = folder / f"{round_}.safetensors"
-        assert estimate(round_, found[round_]).code == 0
+        assert estimate(round_, found[round_], *(QUICK if round_ == "trained_m10" else ())).code == 0
     return found
 
 
@@ -150,10 +150,10 @@ def test_one_step_never_builds_the_model_nor_reads_images(
 
 
 def test_several_steps_need_aux_too(stats: dict[str, Path]) -> None:
-    flags = ["recover", *sample("trained_m10", aux=None), "--stats", stats["trained_m10"]]
+    flags = ["recover", *sample("trained_m10", aux=None), "--stats", stats["trained_m10"], *QUICK]
     assert "--aux" in call(*flags).refusal(2)
     stored = call(*flags, "--aux", AUX).document
-    measured = call("recover", *sample("trained_m10")).document
+    measured = call("recover", *sample("trained_m10"), *QUICK).document
     assert stored["classes"] == measured["classes"]
 
 

@@ -60,7 +60,8 @@ def test_round_form() -> None:
 
 
 def test_per_class() -> None:
-    document = call("evaluate", *sample("trained_m1", 2), "--truth", SAMPLES / "trained_m1" / "truth.json")
+    known_counts = ["--truth", SAMPLES / "trained_m1" / "truth.json"]
+    document = call("evaluate", *sample("trained_m1", 2), *known_counts, *QUICK)
     (entry,) = document.document["results"]
     known = truth("trained_m1", 2)
     for n, row in enumerate(entry["per_class"]):

@@ -89,7 +89,7 @@ def normed(tmp_path: Path) -> tuple[Path, list[Path], list[object]]:
         moved = {**state, "4.bias": 1e-3 * (update - update.mean()), "4.weight": state["4.weight"] + 1e-4}
         about = {"fl.lr": "0.01", "fl.batch_size": str(batch), "fl.steps": "2"}
         locals_.append(write_safetensors(tmp_path / f"client_{client}.safetensors", moved, about))
-    return reference, locals_, ["--arch", f"{code}:small", *QUICK]
+    return reference, locals_, ["--arch", f"{code}:small", "--method", "rlu", *QUICK]
 
 
 def test_the_order_of_the_clients_changes_nothing(normed: tuple[Path, list[Path], list[object]]) -> None:

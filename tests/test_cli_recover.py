@@ -80,7 +80,7 @@ def test_training_values_and_their_sources() -> None:
 
 
 def test_classes_counts_and_diagnostics() -> None:
-    document = call("recover", *sample("trained_m1", 1)).document
+    document = call("recover", *sample("trained_m1", 1), *QUICK).document
     assert len(document["classes"]) == len(document["counts"]) == 10
     for index, entry in enumerate(document["classes"]):
         kinds = {
@@ -109,13 +109,13 @@ def test_classes_counts_and_diagnostics() -> None:
 def test_untrained_rounds_are_exact(round_: str) -> None:
     clients = [0, 1, 2]
     local = [flag for client in clients for flag in sample(round_, client, aux=None)[2:]]
-    documents = call("recover", *sample(round_)[:2], *local, "--aux", SAMPLES / "aux").lines
+    documents = call("recover", *sample(round_)[:2], *local, "--aux", SAMPLES / "aux", *QUICK).lines
     assert [document["counts"] for document in documents] == [truth(round_, client) for client in clients]
 
 
 @pytest.mark.parametrize("round_", ["trained_m1", "trained_m10"])
 def test_trained_rounds_sum_to_the_total_and_beat_uniform(round_: str) -> None:
-    document = call("recover", *sample(round_, 0)).document
+    document = call("recover", *sample(round_, 0), *QUICK).document
     counts, known = document["counts"], truth(round_, 0)
     total = sum(known)
     assert sum(counts) == document["total"] == total

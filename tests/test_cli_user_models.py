@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from cli_tools import AUX, SAMPLES, call, metadata, tensors, write_safetensors, write_torch
+from cli_tools import AUX, QUICK, SAMPLES, call, metadata, tensors, write_safetensors, write_torch
 from PIL import Image
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
@@ -164,16 +164,16 @@ def test_several_steps_are_close(digits: Digits, tmp_path: Path, factory: str) -
 
 def test_dropout_as_the_client_had_it(digits: Digits, tmp_path: Path) -> None:
     flags, counts = train_round(digits, "Dropping", tmp_path)
-    found = {way: call("recover", *flags, *way).document for way in ((), ("--dropout", "on"))}
+    found = {way: call("recover", *flags, *way, *QUICK).document for way in ((), ("--dropout", "on"))}
     for way, document in found.items():
         assert document["counts"] == counts
         assert document["model"]["dropout"] == (way[1] if way else "off")
     estimates = [[entry["estimate"] for entry in document["classes"]] for document in found.values()]
     assert estimates[0] != estimates[1]
     stats = tmp_path / "stats.safetensors"
-    made = [*flags[:2], *flags[4:6], "--normalize", NORMALIZE, *flags[-2:], "--dropout", "on", "-o", stats]
-    assert call("estimate-logits", *made).code == 0
-    again = call("recover", *flags[:4], "--stats", stats, *TRAINING, "--steps", 1).document
+    made = [*flags[:2], *flags[4:6], "--normalize", NORMALIZE, *flags[-2:], "--dropout", "on", *QUICK]
+    assert call("estimate-logits", *made, "-o", stats).code == 0
+    again = call("recover", *flags[:4], "--stats", stats, *TRAINING, "--steps", 1, *QUICK).document
     assert [entry["estimate"] for entry in again["classes"]] == estimates[1]
     assert again["model"]["dropout"] == "on"
 

@@ -133,10 +133,10 @@ def clients(
 
 
 def test_intervals_cover_what_they_promise() -> None:
-    """95 % bounds over several auxiliary sets; 300 clients × 6 classes, clients share their aux set."""
+    """95 % bounds over several auxiliary sets; 60 clients × 6 classes, clients share their aux set."""
     inside, widths = [], []
     for seed in range(20):
-        moments, training, found = clients(seed, 15)
+        moments, training, found = clients(seed, 3)
         model = ResidualModel([(1.0, moments)], training)
         for counts, u in found:
             draws = 64 * solutions_of_like_updates(fit(model, u), seed=seed)

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from cli_tools import call, sample
+from cli_tools import QUICK, call, sample
 from core_cases import scripted_observation
 from torch import nn
 
@@ -109,14 +109,14 @@ def test_simulated_adam_clients_are_recovered(tmp_path: Path) -> None:
         "--aux-per-class", 40, *steps,
     )  # fmt: skip
     assert made.code == 0, made.err
-    document = call("evaluate", "--archive", archive).document
+    document = call("evaluate", "--archive", archive, *QUICK).document
     row = document["summary"][0]
     assert row["method"] == "surrogate"
     round_ = archive / "round_0001"
     local = round_ / "client_0000.safetensors"
     files = ("--global", round_ / "global.safetensors", "--local", local, "--aux", archive / "aux")
     assert "surrogate" in call("recover", *files, "--method", "gls").refusal(2)
-    training = call("recover", *files).document["training"]
+    training = call("recover", *files, *QUICK).document["training"]
     assert (training["optimizer"], training["beta1"], training["beta2"]) == ("adam", 0.9, 0.99)
 
 
