@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -117,11 +119,38 @@ def test_a_plan_is_the_same_alone_and_among_others(base: Replay) -> None:
     np.testing.assert_array_equal(numbers(alone), numbers(together[1]))
 
 
-def test_layers_that_drop_are_replayed_one_by_one(base: Replay) -> None:
-    network = replace(base.network, model=nn.Sequential(base.network.model, nn.Dropout(0.5)))
-    assert ReplayedClients(base)._side_by_side
-    assert not ReplayedClients(replace(base, network=network))._side_by_side
-    assert not ReplayedClients(replace(base, device="cuda"))._side_by_side
+class Drawing(nn.Module):
+    """The identity, which takes a random number on its way."""
+
+    def __init__(self, draw: Callable[[], object]) -> None:
+        super().__init__()
+        self.draw = draw
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.draw()
+        return x
+
+
+@pytest.mark.parametrize(
+    ("last", "side_by_side"),
+    [
+        (nn.Identity(), True),
+        (nn.BatchNorm1d(10), True),
+        (nn.Dropout(0.5), False),
+        (Drawing(lambda: torch.rand(1)), False),
+        (Drawing(lambda: random.random()), False),
+        (Drawing(lambda: np.random.random()), False),
+        (Drawing(lambda: np.random.standard_normal()), False),
+    ],
+)
+def test_networks_that_draw_random_numbers_are_replayed_one_by_one(
+    base: Replay, last: nn.Module, side_by_side: bool
+) -> None:
+    network = replace(base.network, model=nn.Sequential(base.network.model, last))
+    state = torch.get_rng_state()
+    assert ReplayedClients(replace(base, network=network))._side_by_side == side_by_side
+    assert torch.equal(torch.get_rng_state(), state)
+    assert not ReplayedClients(replace(base, network=network, device="cuda"))._side_by_side
 
 
 def test_known_noise_is_added(base: Replay) -> None:

@@ -119,6 +119,8 @@ def test_replays_that_take_too_long_are_not_begun(monkeypatch: pytest.MonkeyPatc
     flags = ["recover", *sample("trained_m10"), *QUICK]
     assert call(*flags).document["method"] == "replay"
     monkeypatch.setattr("rlu_cli.audit.auditor._REPLAY_COST", 1e8)
+    assert call(*flags).document["method"] == "replay"
+    monkeypatch.setattr("rlu_cli.audit.auditor._SHARED_REPLAY_COST", 1e8)
     assert call(*flags).document["method"] == "rlu"
 
 

@@ -38,6 +38,7 @@ class Scripted:
 
     noise: float = 0.0
     diverging: float = 0.0
+    operations: float = 1e9
     plans: list[ReplayPlan] = field(default_factory=list)
     start: ModelStatistics | None = None
 
@@ -46,7 +47,7 @@ class Scripted:
         return [self._one(plan) for plan in plans]
 
     def cost(self, training: LocalTraining) -> float:
-        return 1e9
+        return self.operations
 
     def trained(
         self, z: FloatArray, training: LocalTraining, rng: np.random.Generator
@@ -162,6 +163,18 @@ def test_fewer_samples_are_fewer_replays() -> None:
     made = Scripted(0.05)
     recover_labels(replace(observed(draws(1)[0], LONG, made), samples=100), method="replay")
     assert len(made.plans) == 20
+
+
+@pytest.mark.parametrize(
+    ("operations", "shared", "near"), [(1e9, 200, 8), (2e10, 50, 8), (8e10, 20, 5), (1.1e11, 20, 0)]
+)
+def test_dear_replays_are_fewer(operations: float, shared: int, near: int) -> None:
+    """Those near the answer are each client's own, and cost all the more."""
+    made = Smooth(operations=operations)
+    short = LocalTraining(10, 15, 0.05)
+    for seed, counts in enumerate(draws(2)):
+        recover_labels(observed(counts, short, made, seed=seed), method="replay")
+    assert len(made.plans) == shared + 2 * near
 
 
 def test_replays_that_diverge_are_left_out_unless_most_do() -> None:

@@ -56,9 +56,11 @@ from rlu_cli.files.model_config import read_config
 from rlu_cli.files.state_dict import join_weight_norm
 
 _REPLAY_COST = 5e10
-"""Floating-point operations that --method auto is ready to spend on a replay: seconds of a small processor's
-time for `gls`, which makes four a client, and half a minute for `replay`, which makes forty of that size a
-global model."""
+"""Floating-point operations that --method auto is ready to spend on a replay for `gls`, which makes four a
+client: seconds of a small processor's time."""
+
+_SHARED_REPLAY_COST = 4e11
+"""The same for `replay`, which makes twenty of that size for all clients of a global model: two minutes."""
 
 
 @dataclass(frozen=True)
@@ -499,7 +501,7 @@ class Auditor:
     def _can_make_clients(self, record: TrainingRecord) -> bool:
         """Whether `replay` takes no longer than ``auto`` is ready to wait."""
         made = self._replayed_clients(record)
-        return made is not None and made.cost(record.training) <= _REPLAY_COST
+        return made is not None and made.cost(record.training) <= _SHARED_REPLAY_COST
 
     def _check_key(self, local: Checkpoint) -> None:
         key = self.options.key

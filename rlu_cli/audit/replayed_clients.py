@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import copy
 import math
+import random
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.modules.dropout import _DropoutNd
 
 from rlu_cli.audit.replay import Replay
 from rlu_cli.core.client_views import ModelMeans, ReplayedClient, ReplayPlan
@@ -72,10 +73,19 @@ class ReplayedClients:
 
     @cached_property
     def _side_by_side(self) -> bool:
-        """Whether threads stay out of each other's way: on the CPU, without torch's random numbers."""
-        network = self.base.network
-        drops = any(isinstance(module, _DropoutNd) for module in network.model.modules())
-        return self.base.device == "cpu" and network.spec.kind == "builtin" and not drops
+        """Whether threads stay out of each other's way: on the CPU, without random numbers that all share.
+
+        Dropout draws them, and so may the user's own code: two images are passed to see.
+        """
+        base = self.base
+        if base.device != "cpu":
+            return False
+        model = copy.deepcopy(base.network.model).train()
+        pixels = base.normalization.apply(base.images.pixels[:2])
+        with torch.random.fork_rng(devices=[]), torch.no_grad():
+            before = _random_states()
+            model(pixels)
+            return _random_states() == before
 
     @cached_property
     def _labels(self) -> IntArray:
@@ -133,6 +143,13 @@ class ReplayedClients:
         load_weights(network.model, state, where="a replayed model")
         images = replace(base.images, pixels=base.images.pixels[rows], labels=base.images.labels[rows])
         return base.passed(network, images).logits.astype(np.float64)
+
+
+def _random_states() -> tuple[object, ...]:
+    """Where the streams of random numbers are that threads share."""
+    numpys: Any = np.random.get_state(legacy=False)
+    words, position = numpys["state"]["key"].tolist(), numpys["state"]["pos"]
+    return random.getstate(), words, position, numpys["gauss"], torch.get_rng_state().tolist()
 
 
 def _batches(share: IntArray, training: LocalTraining, rng: np.random.Generator) -> list[IntArray]:

@@ -38,7 +38,7 @@ from rlu_cli.core.types import (
     Observation,
 )
 
-_REPLAYS, _FEWEST = 200, 40
+_REPLAYS, _FEWEST = 200, 20
 """Replays a global model with the default ``--samples``; fewer where they are dear."""
 
 _ROWS = 4000
@@ -57,6 +57,9 @@ _SURE = 0.1
 decides, and not what training makes of them, they tell nothing new."""
 
 _NEAR, _LEAST_NEAR = 8, 4
+_NEAR_WORK = 4e11
+"""Floating-point operations that one client is worth; none are made where the least number takes more."""
+
 _CONCENTRATION, _SPREAD = 30.0, 0.15
 """The mixes of those are Dirichlet's with 30 z + 0.15."""
 
@@ -129,8 +132,9 @@ def solve(problem: Problem) -> Estimate:
             "counts are those of gls",
         )
         return solve_instead(problem, note, **found)
-    if regression.error < _SURE:
-        near = _near(observation, regression(features).proportions)
+    number = _nearby(observation)
+    if regression.error < _SURE and number:
+        near = _near(observation, regression(features).proportions, number)
         regression = regression.with_more(near)
         found["replay_error"] = regression.error
     found["replays"] = regression.clients
@@ -207,9 +211,17 @@ def _share(observation: Observation) -> float:
     return min(1.0, observation.samples / _DEFAULT_SAMPLES)
 
 
-def _near(observation: Observation, z: FloatArray) -> Replays:
-    """Replays of the client's own training on mixes near z."""
-    number = max(_LEAST_NEAR, int(_share(observation) * _NEAR))
+def _nearby(observation: Observation) -> int:
+    """How many replays of the client's own training are worth their time."""
+    assert observation.replayed_clients is not None
+    affordable = _NEAR_WORK / observation.replayed_clients.cost(observation.training)
+    if affordable < _LEAST_NEAR:
+        return 0
+    return max(_LEAST_NEAR, int(min(_share(observation) * _NEAR, affordable)))
+
+
+def _near(observation: Observation, z: FloatArray, number: int) -> Replays:
+    """So many replays of the client's own training on mixes near z."""
     rng = np.random.default_rng((observation.seed, 1))
     parts = rng.standard_gamma(_CONCENTRATION * z + _SPREAD, (number, len(z)))
     mixes = parts / parts.sum(axis=1, keepdims=True)
