@@ -1,18 +1,21 @@
 """Methods rlu, gls, regression and replay on other networks than LeNet-5: scores, and how often bounds hold.
 
     python -m benchmarks.architectures
+    python -m benchmarks.architectures --kind unbiased --kind large
 
 Real SGD clients, ten classes of Fashion-MNIST in colour, 32x32, Dirichlet 0.5, batch 32, lr 0.01, 100
-auxiliary images a class. Trained models come from central SGD on what the clients hold. Prints Markdown;
-every client's scores are in results/architectures.ndjson, and rounds that are there already are not measured
-again.
+auxiliary images a class. Trained models come from central SGD on what the clients hold. Kinds of networks:
+small ones, small ones whose output layer has no bias, and large ones, for which replays are dear (the FedAvg
+paper's CNN on the 28x28 images, with five epochs of some 600 images; ten steps of the others). Prints
+Markdown; every client's scores are in results/architectures.ndjson, and rounds that are there already are not
+measured again.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -23,46 +26,70 @@ from benchmarks.rounds import Bench, Pretraining, Results, Round, Rows
 from rlu_cli.audit.options import SimulationOptions, StepOptions
 
 DATA = "fashion-mnist-32-2000"
-SMALL = "benchmarks/networks.py:small_cnn:num_classes=10"
-NETWORKS = {
-    "CNN, BatchNorm": SMALL,
-    "CNN, GroupNorm": f"{SMALL},norm=group",
-    "CNN, no norm": f"{SMALL},norm=none",
-    "LeNet-5, tanh": "lenet5:activation=tanh",
+CODE = "benchmarks/networks.py"
+SMALL = f"{CODE}:small_cnn:num_classes=10"
+FEDAVG = f"{CODE}:fedavg_cnn"
+KINDS = {
+    "small": {
+        "CNN, BatchNorm": SMALL,
+        "CNN, GroupNorm": f"{SMALL},norm=group",
+        "CNN, no norm": f"{SMALL},norm=none",
+        "LeNet-5, tanh": "lenet5:activation=tanh",
+    },
+    "unbiased": {
+        "CNN, BatchNorm, no bias": f"{SMALL},bias=false",
+        "CNN, GroupNorm, no bias": f"{SMALL},norm=group,bias=false",
+        "CNN, no norm, no bias": f"{SMALL},norm=none,bias=false",
+    },
+    "large": {
+        "FedAvg's CNN": FEDAVG,
+        "ResNet-32": "resnet32",
+        "VGG-like, BatchNorm": f"{CODE}:small_vgg",
+        "VGG-like, GroupNorm": f"{CODE}:small_vgg:norm=group",
+    },
 }
-TRAINED = Pretraining(1000, lr=0.02)
 METHODS = ("rlu", "gls", "regression", "replay")
-ELSEWHERE = {1: "replay", 10: "regression"}
+ELSEWHERE = {"1": "replay", "10": "regression"}
 """By steps, the method that says there what another one says."""
 
 CLIENTS = 5
 
 
-def rounds(seeds: int) -> Iterator[Round]:
-    """Untrained and trained models, one step and ten, for each network and seed."""
-    for pretraining in (Pretraining(), TRAINED):
-        for steps in (1, 10):
-            for arch in NETWORKS.values():
-                for seed in range(seeds):
-                    yield Round(
-                        DATA,
-                        arch,
-                        "half",
-                        seed,
-                        StepOptions(lr="0.01", batch_size=32, steps=steps),
-                        SimulationOptions(rounds=1, aux_per_class=100, participation=CLIENTS / 10),
-                        pretraining,
-                        methods=tuple(m for m in METHODS if m != ELSEWHERE[steps]),
-                    )
+def rounds(kinds: Iterable[str], seeds: int) -> Iterator[Round]:
+    """Untrained and trained models for each network, way to train and seed."""
+    for kind in kinds:
+        large = kind == "large"
+        for trained in (False, True):
+            for steps in ("10",) if large else ("1", "10"):
+                for arch in KINDS[kind].values():
+                    for seed in range(seeds):
+                        yield _round(arch, steps, seed, trained=trained, large=large)
+
+
+def _round(arch: str, steps: str, seed: int, *, trained: bool, large: bool) -> Round:
+    clients, span, pretraining = 10, {"steps": int(steps)}, Pretraining(1000, lr=0.02)
+    if arch == FEDAVG:
+        clients, span, pretraining = 100, {"epochs": 5}, Pretraining(300, lr=0.02)
+    return Round(
+        "fashion-mnist" if arch == FEDAVG else DATA,
+        arch,
+        "half",
+        seed,
+        StepOptions(lr="0.01", batch_size=32, **span),
+        SimulationOptions(rounds=1, aux_per_class=100, clients=clients, participation=CLIENTS / clients),
+        pretraining if trained else Pretraining(),
+        methods=("rlu", "replay") if large else tuple(m for m in METHODS if m != ELSEWHERE[steps]),
+    )
 
 
 def table(rows: Rows) -> str:
     """Network and stage by line, the methods side by side."""
-    names = {arch: name for name, arch in NETWORKS.items()}
-    groups: dict[tuple[str, int, bool], Rows] = {}
+    names = {arch: name for networks in KINDS.values() for name, arch in networks.items()}
+    groups: dict[tuple[str, str, bool], Rows] = {}
     for row in rows:
         r: Round = row["round"]
-        groups.setdefault((r.arch, r.training.steps or 0, r.pretraining.steps > 0), []).append(row)
+        span = str(r.training.steps or f"{r.training.epochs} epochs")
+        groups.setdefault((r.arch, span, r.pretraining.steps > 0), []).append(row)
     lines = []
     for (arch, steps, trained), group in groups.items():
         by = {method: [row for row in group if row["method"] == method] for method in METHODS}
@@ -71,7 +98,7 @@ def table(rows: Rows) -> str:
             (
                 names[arch],
                 f"{accuracy:.0%}" if trained else "untrained",
-                str(steps),
+                steps,
                 str(len(by["rlu"])),
                 *(mean_sd(row["iAcc"] for row in found) if found else "" for found in by.values()),
                 *(_bounds(by[method]) for method in METHODS[1:]),
@@ -91,6 +118,7 @@ def _bounds(rows: Rows) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--kind", action="append", choices=KINDS, help="may be repeated; default: small")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--jobs", type=int, default=1, help="simulations at a time")
     parser.add_argument(
@@ -104,7 +132,7 @@ def main() -> None:
         jobs=chosen.jobs,
         log=lambda text: print(text, file=log, flush=True),
     )
-    rows = bench.measure(rounds(chosen.seeds))
+    rows = bench.measure(rounds(chosen.kind or ["small"], chosen.seeds))
     print(f"{machine()}; mean ± standard deviation over clients\n")
     print(table(rows))
 

@@ -9,11 +9,11 @@ import pytest
 from core_cases import random_confidence, random_head, scripted_observation, statistics_of
 
 from rlu_cli.core.embedding import (
-    bias_from_weight,
     embedding_gram,
     embedding_match,
     implied_embedding,
     subtract_heads,
+    weight_direction,
 )
 from rlu_cli.core.gradients import normalised_update
 from rlu_cli.core.types import FloatArray, Head, HeadUpdate, LocalTraining, ModelStatistics
@@ -42,12 +42,10 @@ def test_no_embedding_without_a_bias_update() -> None:
     assert implied_embedding(HeadUpdate(np.ones((3, 2)), np.zeros(3))) is None
 
 
-def test_bias_from_weight_of_a_rank_one_update_is_exact() -> None:
+def test_the_weight_along_its_direction_is_the_bias_of_a_rank_one_update() -> None:
     rng = np.random.default_rng(2)
     e, bias = rng.normal(size=7), rng.normal(size=5)
-    np.testing.assert_allclose(
-        bias_from_weight(HeadUpdate(np.outer(bias, e), None), e), bias, rtol=1e-12, atol=1e-15
-    )
+    np.testing.assert_allclose(np.outer(bias, e) @ weight_direction(e[None]), bias, rtol=1e-12, atol=1e-15)
 
 
 def seen(statistics: ModelStatistics) -> tuple[FloatArray, FloatArray]:

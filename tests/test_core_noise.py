@@ -11,10 +11,11 @@ from core_cases import scripted_observation
 from methods_cases import cross_entropy_gradient, known_round, problem_of, random_head
 
 from rlu_cli.core.checks import check_update
+from rlu_cli.core.embedding import weight_direction
 from rlu_cli.core.methods import METHODS
 from rlu_cli.core.methods.gls import ResidualModel
 from rlu_cli.core.misfit import misfit
-from rlu_cli.core.noise import normalised_noise, observed_views, unexplained_noise, weight_direction
+from rlu_cli.core.noise import normalised_noise, observed_views, unexplained_noise
 from rlu_cli.core.recover import recover_labels
 from rlu_cli.core.residuals import ResidualPath, residual_moments, residual_views
 from rlu_cli.core.synthetic_clients import ClientSimulator, FeatureNoise, update_features

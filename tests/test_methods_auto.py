@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from cli_tools import AUX, QUICK, SAMPLES, call, sample, tensors, write_safetensors
+from cli_tools import AUX, QUICK, SAMPLES, call, sample, tensors, truth, write_safetensors
 from torch import nn
 
 from rlu_cli.core.methods import best_method
@@ -124,8 +124,8 @@ def test_replays_that_take_too_long_are_not_begun(monkeypatch: pytest.MonkeyPatc
     assert call(*flags).document["method"] == "rlu"
 
 
-def test_a_head_without_bias_is_for_rlu(tmp_path: Path) -> None:
-    round_ = SAMPLES / "untrained_m1"
+def unbiased(tmp_path: Path, round_: Path) -> list[object]:
+    """Flags for a sample round whose output layer has no bias."""
     files = []
     for flag, name in (("--global", "global"), ("--local", "client_0")):
         state = tensors(round_ / f"{name}.safetensors")
@@ -137,8 +137,34 @@ def test_a_head_without_bias_is_for_rlu(tmp_path: Path) -> None:
         "    model.fc3.bias = None\n    return model\n"
     )
     training = ["--lr", "0.01", "--batch-size", "32", "--steps", "1", "--normalize", "mean=0.286;std=0.353"]
-    flags = ["recover", *files, "--aux", AUX, "--arch", f"{code}:net", *training, *QUICK]
-    assert call(*flags).document["method"] == "rlu"
+    return [*files, "--arch", f"{code}:net", *training, *QUICK]
+
+
+def test_a_head_without_bias_is_read_along_the_unit_direction(tmp_path: Path) -> None:
+    """Its counts are those of the whole head, and have bounds; with noise `rlu` reads the mean embedding."""
+    flags = unbiased(tmp_path, SAMPLES / "untrained_m1")
+    found = call("recover", *flags, "--aux", AUX).document
+    assert found["method"] == "gls"
+    assert found["counts"] == truth("untrained_m1")
+    assert all(row["low"] <= row["count"] <= row["high"] for row in found["classes"])
+    noisy = [*flags, "--aux", AUX, "--noise-std", "1e-4"]
+    assert call("recover", *noisy).document["method"] == "rlu"
+    assert "whose update has noise" in call("recover", *noisy, "--method", "gls").refusal(4)
+
+
+def test_statistics_and_the_cache_know_the_unit_direction(tmp_path: Path) -> None:
+    flags = unbiased(tmp_path, SAMPLES / "trained_m1")
+    plain = call("recover", *flags, "--aux", AUX).document
+    assert plain["method"] == "regression"
+    for _ in range(2):
+        cached = call("recover", *flags, "--aux", AUX, "--cache", tmp_path / "cache").document
+        assert cached == plain
+    stats = tmp_path / "stats.safetensors"
+    made = [*flags[:2], *flags[4:6], "--normalize", "mean=0.286;std=0.353", "--aux", AUX, *QUICK]
+    assert call("estimate-logits", *made, "-o", stats).code == 0
+    stored = call("recover", *flags[:4], *flags[6:], "--stats", stats).document
+    assert stored["method"] == "regression"
+    assert stored["classes"] == plain["classes"]
 
 
 def test_work_is_counted_from_shapes() -> None:

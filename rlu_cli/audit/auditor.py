@@ -40,13 +40,14 @@ from rlu_cli.audit.stored_options import options_beside
 from rlu_cli.audit.training import TrainingRecord, resolve_training
 from rlu_cli.audit.updates import update_kind
 from rlu_cli.core.checks import check_sign
+from rlu_cli.core.embedding import weight_direction
 from rlu_cli.core.gradients import normalised_update
 from rlu_cli.core.methods import AUTO, METHODS, Method, best_method, get_method
 from rlu_cli.core.methods.base import check_optimizer
-from rlu_cli.core.noise import weight_direction
 from rlu_cli.core.recover import recover_labels
 from rlu_cli.core.residuals import ResidualPath
 from rlu_cli.core.types import FloatArray, Head, LocalTraining, ModelStatistics, Note, Observation, Recovery
+from rlu_cli.core.unit_direction import stands_for_bias
 from rlu_cli.core.variates import STATEFUL
 from rlu_cli.errors import MismatchError, UsageError
 from rlu_cli.files.checkpoint import Checkpoint, read_checkpoint
@@ -296,7 +297,8 @@ class Auditor:
         def about() -> dict[str, Any]:
             return self._about(self.sha256 if local is None else sha256_file(local.path), batch_size)
 
-        return Measurement(self.source, self.run, local, batch_size, slot=slot, about=about)
+        unbiased = self.head.bias is None
+        return Measurement(self.source, self.run, local, batch_size, unbiased, slot=slot, about=about)
 
     def _kept_fits(self, batch_size: int) -> KeptFits | None:
         """Where fits to the global model are kept, for clients of this batch size."""
@@ -360,7 +362,8 @@ class Auditor:
             ),
         )
         notes += seen
-        has_bias = opened.head.bias is not None
+        start = self._start(record.training.batch_size)
+        has_bias = stands_for_bias(opened.head, start, noisy.noise_std)
         chosen = [named.get(name) or self._best(noisy, has_bias=has_bias) for name in methods]
         for method in chosen:
             check_optimizer(method, record.training)

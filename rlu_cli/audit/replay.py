@@ -102,12 +102,12 @@ class Replay:
     def head_change(self, last: Mapping[str, Tensor]) -> Head | None:
         """ΔW and Δb of a model from the global one to ``last``; None where it isn't finite."""
         layer = self.network.layer.name
-        weight, bias = (f"{layer}.{part}" if layer else part for part in ("weight", "bias"))
-        change = {name: last[name].double() - self.start[name].double().cpu() for name in (weight, bias)}
-        if not all(bool(torch.isfinite(value).all()) for value in change.values()):
+        names = (f"{layer}.{part}" if layer else part for part in ("weight", "bias"))
+        changes = [last[name].double() - self.start[name].double().cpu() for name in names if name in last]
+        if not all(bool(torch.isfinite(value).all()) for value in changes):
             return None
-        N = len(change[bias])
-        return Head(change[weight].reshape(N, -1).numpy(), change[bias].numpy())
+        weight, bias = changes[0], changes[1].numpy() if len(changes) > 1 else None
+        return Head(weight.reshape(len(weight), -1).numpy(), bias)
 
     def _without_noise(self, missing: Tensor) -> Tensor:
         """James and Stein's shrinkage of what a known noise of σ a number lies on."""

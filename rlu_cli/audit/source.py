@@ -21,6 +21,7 @@ from rlu_cli.core.residuals import (
     residual_views,
 )
 from rlu_cli.core.types import Activations, FloatArray, LocalTraining, ModelStatistics, Note
+from rlu_cli.core.unit_direction import unit_direction
 from rlu_cli.files.checkpoint import Checkpoint
 
 
@@ -86,6 +87,7 @@ class Measurement:
 
     local : a local model, None for the global one
     batch_size : an effective one
+    unbiased : whether the head has no bias, and something must stand for it
     slot : where the statistics are kept, if anywhere
     about : what is written beside them
     """
@@ -96,6 +98,7 @@ class Measurement:
         run: RunOptions,
         local: Checkpoint | None,
         batch_size: int | None,
+        unbiased: bool = False,
         *,
         slot: Slot | None = None,
         about: Callable[[], dict[str, Any]] = dict,
@@ -104,6 +107,7 @@ class Measurement:
         self._run = run
         self._local = local
         self._batch_size = batch_size
+        self._unbiased = unbiased
         self._slot = slot
         self._about = about
 
@@ -153,6 +157,9 @@ class Measurement:
         if found.num_classes <= MOST_SAMPLED:
             known = self.activations
             found = replace(found, samples=Activations(known.logits, None, known.labels))
+        embeddings = self.activations.embeddings
+        if self._unbiased and self._local is None and embeddings is not None:
+            found = replace(found, unit=unit_direction(embeddings))
         if self._slot is not None:
             self._slot.write(found, self._about())
         return found

@@ -8,11 +8,13 @@ from pathlib import Path
 from types import NoneType
 from typing import Any
 
+import numpy as np
 import torch
 
 from rlu_cli.core.residuals import ResidualMoments
 from rlu_cli.core.responses import DIRECTIONS
 from rlu_cli.core.types import Activations, LogitMoments, ModelStatistics, Responses
+from rlu_cli.core.unit_direction import UnitDirection
 from rlu_cli.errors import FileError
 from rlu_cli.files.checkpoint import read_checkpoint
 from rlu_cli.files.hashing import CHECKSUM, sha256_described
@@ -25,7 +27,9 @@ _EMBEDDINGS = ("embedding_mean", "gradient_sum")
 _RESPONSES = ("response_mean", "response_spread")
 _RESIDUALS = ("residual_mean", "residual_factor")
 _SAMPLES = ("sample_logits", "sample_labels")
-_ALL = (*_LOGITS, *_EMBEDDINGS, *_RESPONSES, *_RESIDUALS, *_SAMPLES)
+_UNIT = ("unit_direction", "unit_error")
+_GROUPS = (_EMBEDDINGS, _RESPONSES, _RESIDUALS, _SAMPLES, _UNIT)
+"""Each may be missing: logits may come alone, heads have biases, and older files have fewer."""
 _ABOUT: dict[str, tuple[type, ...]] = {
     "global_sha256": (str,),
     "arch": (str, NoneType),
@@ -74,6 +78,8 @@ def write_statistics(path: Path, stored: StoredStatistics) -> None:
         arrays |= {"residual_mean": s.residuals.mean, "residual_factor": s.residuals.factor}
     if s.samples is not None:
         arrays |= {"sample_logits": s.samples.logits, "sample_labels": s.samples.labels}
+    if s.unit is not None:
+        arrays |= {"unit_direction": s.unit.direction, "unit_error": np.array([s.unit.error])}
     tensors = {name: torch.from_numpy(array).contiguous() for name, array in arrays.items()}
     about = {**stored.about, CHECKSUM: sha256_described(stored.about, tensors)}
     save_safetensors(path, tensors, {_KIND: json.dumps(about, sort_keys=True, allow_nan=False)})
@@ -105,13 +111,9 @@ def read_statistics(path: Path) -> StoredStatistics:
         **dict(zip(_RESPONSES, ((width, N, N), (N, width, width)), strict=True)),
         **dict(zip(_RESIDUALS, (square, (N, residual_rank, N)), strict=True)),
         **dict(zip(_SAMPLES, ((many, N), (many,)), strict=True)),
+        **dict(zip(_UNIT, ((L,), (1,)), strict=True)),
     }
-    for group in (
-        _EMBEDDINGS,
-        _RESPONSES,
-        _RESIDUALS,
-        _SAMPLES,
-    ):  # logits may come alone, and older files have fewer
+    for group in _GROUPS:
         if any(name not in tensors for name in group):
             expected = {name: shape for name, shape in expected.items() if name not in group}
     damaged = [
@@ -128,7 +130,8 @@ def read_statistics(path: Path) -> StoredStatistics:
         raise FileError(
             f"{path}: damaged statistics file, {damaged[0]}; write it again with `rlu estimate-logits -o`"
         )
-    arrays: dict[str, Any] = {name: known[name].numpy() if name in known else None for name in _ALL}
+    names = (*_LOGITS, *(name for group in _GROUPS for name in group))
+    arrays: dict[str, Any] = {name: known[name].numpy() if name in known else None for name in names}
     responses = None
     if arrays["response_mean"] is not None:
         responses = Responses(arrays["response_mean"], arrays["response_spread"])
@@ -138,6 +141,9 @@ def read_statistics(path: Path) -> StoredStatistics:
     samples: Activations | None = None
     if arrays["sample_logits"] is not None:
         samples = Activations(arrays["sample_logits"], None, arrays["sample_labels"])
+    unit = None
+    if arrays["unit_direction"] is not None:
+        unit = UnitDirection(arrays["unit_direction"], float(arrays["unit_error"][0]))
     return StoredStatistics(
         ModelStatistics(
             LogitMoments(arrays["mean"], arrays["factor"], arrays["counts"]),
@@ -149,6 +155,7 @@ def read_statistics(path: Path) -> StoredStatistics:
             responses,
             residuals,
             samples,
+            unit,
         ),
         about,
     )

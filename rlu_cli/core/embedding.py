@@ -21,12 +21,15 @@ def implied_embedding(update: HeadUpdate) -> FloatArray | None:
     return None if power == 0.0 else update.bias @ update.weight / power
 
 
-def bias_from_weight(update: HeadUpdate, embedding: FloatArray) -> FloatArray:
-    """Δb that a head without bias would have had: ΔW projected on the aux mean embedding.
+def weight_direction(embedding_mean: FloatArray) -> FloatArray:
+    """v = ē/‖ē‖², shape (L,): ΔW v is Δb where all embeddings are ē, with noise smaller by ‖ē‖.
 
-    Δb_j ≈ ΔW_j · ē / ‖ē‖²,   shape (N,)
+    Parameters
+    ----------
+    embedding_mean : ē of each class, shape (N, L)
     """
-    return np.asarray(update.weight @ embedding / float(embedding @ embedding))
+    centre = embedding_mean.mean(axis=0)
+    return np.asarray(centre / max(float(centre @ centre), np.finfo(float).tiny))
 
 
 def embedding_match(

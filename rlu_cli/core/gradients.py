@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from rlu_cli.core.embedding import bias_from_weight
+from rlu_cli.core.embedding import weight_direction
 from rlu_cli.core.schemes import drift, impulse_response
-from rlu_cli.core.types import FloatArray, Head, HeadUpdate, ModelStatistics, Observation
+from rlu_cli.core.types import FloatArray, Head, HeadUpdate, Observation
 
 
 def without_drift(observation: Observation) -> HeadUpdate:
@@ -31,7 +31,8 @@ def without_drift(observation: Observation) -> HeadUpdate:
 def normalised_update(observation: Observation, update: HeadUpdate | None = None) -> FloatArray:
     """u = (Δb + h) / (η Σ_τ ρ^τ), shape (N,): what a mean step of rate 1 would have done to the bias.
 
-    For a head without bias, Δb + h is read off ΔW + h along the auxiliary mean embedding.
+    For a head without bias, Δb + h is read off ΔW + h along the unit direction (`unit_direction`), or where
+    that is unknown or the update has noise along the auxiliary mean embedding.
 
     Parameters
     ----------
@@ -40,12 +41,14 @@ def normalised_update(observation: Observation, update: HeadUpdate | None = None
     update = without_drift(observation) if update is None else update
     change = update.bias
     if change is None:
-        change = bias_from_weight(update, _mean_embedding(observation.start, observation.end))
+        change = update.weight @ _bias_direction(observation)
     return change / float(np.sum(impulse_response(observation.training)))
 
 
 def mean_gradient(observation: Observation, update: HeadUpdate | None = None) -> Head:
     """∇ = −(Δ + h) / (η Σ_τ ρ^τ) of W and b: the gradients of the steps, averaged with weights ρ.
+
+    A head without bias gets the ∇b that `normalised_update` reads off its weight.
 
     Parameters
     ----------
@@ -53,10 +56,14 @@ def mean_gradient(observation: Observation, update: HeadUpdate | None = None) ->
     """
     update = without_drift(observation) if update is None else update
     scale = -1.0 / float(np.sum(impulse_response(observation.training)))
-    return Head(scale * update.weight, None if update.bias is None else scale * update.bias)
+    return Head(scale * update.weight, -normalised_update(observation, update))
 
 
-def _mean_embedding(start: ModelStatistics, end: ModelStatistics | None) -> FloatArray:
+def _bias_direction(observation: Observation) -> FloatArray:
+    """Along which the weight of a head without bias is looked at, shape (L,)."""
+    start, end = observation.start, observation.end
+    if start.unit is not None and observation.noise_std == 0:
+        return start.unit.direction
     ends = (start,) if end is None else (start, end)
     purpose = "an output layer without a bias"
-    return np.asarray(np.mean([end.embeddings_for(purpose)[0].mean(axis=0) for end in ends], axis=0))
+    return weight_direction(np.mean([end.embeddings_for(purpose)[0] for end in ends], axis=0))

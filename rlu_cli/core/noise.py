@@ -46,17 +46,6 @@ def unexplained_noise(observation: Observation) -> float:
     return float(2.0 ** (np.round(2 * np.log2(found)) / 2))
 
 
-def weight_direction(embedding_mean: FloatArray) -> FloatArray:
-    """v = ē/‖ē‖², shape (L,): ΔW v is Δb where all embeddings are ē, with noise smaller by ‖ē‖.
-
-    Parameters
-    ----------
-    embedding_mean : ē of each class, shape (N, L)
-    """
-    centre = embedding_mean.mean(axis=0)
-    return np.asarray(centre / max(float(centre @ centre), np.finfo(float).tiny))
-
-
 def centred(values: FloatArray) -> FloatArray:
     """values − their mean over classes, the last axis.
 

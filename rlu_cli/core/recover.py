@@ -28,6 +28,7 @@ from rlu_cli.core.types import (
     Observation,
     Recovery,
 )
+from rlu_cli.core.unit_direction import stands_for_bias
 from rlu_cli.core.update_size import size_error
 from rlu_cli.errors import MismatchError
 
@@ -72,11 +73,7 @@ def recover_labels(observation: Observation, *, method: str = "auto") -> Recover
     """
     chosen = _automatic(observation) if method == AUTO else get_method(method)
     _check_shapes(observation)
-    if chosen.needs_bias and observation.head.bias is None:
-        raise MismatchError(
-            f"expected an output layer with a bias, which {chosen.name} works on, found one without: "
-            "choose another --method"
-        )
+    _check_bias(observation, chosen)
     if chosen.needs_residuals and observation.residuals is None:
         raise MismatchError(
             f"expected single samples' residuals, which {chosen.name} works on, found none: fill "
@@ -173,11 +170,29 @@ def _automatic(observation: Observation) -> Method:
     path = observation.residuals
     return best_method(
         observation.training,
-        has_bias=observation.head.bias is not None,
+        has_bias=stands_for_bias(observation.head, observation.start, observation.noise_std),
         residuals=None if path is None else path.start,
         has_samples=path is not None and path.samples is not None,
         can_replay=path is not None and path.replay is not None,
         can_make_clients=observation.replayed_clients is not None,
+    )
+
+
+def _check_bias(observation: Observation, method: Method) -> None:
+    head, start = observation.head, observation.start
+    if not method.needs_bias or head.bias is not None:
+        return
+    why = "found one without"
+    if method.or_unit:
+        if stands_for_bias(head, start, observation.noise_std):
+            return
+        why += (
+            ", whose update has noise"
+            if observation.noise_std
+            else ", and no direction of the embeddings in its place (they must be known, and vary little)"
+        )
+    raise MismatchError(
+        f"expected an output layer with a bias, which {method.name} works on, {why}: choose another --method"
     )
 
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from rlu_cli.core.client_views import ReplayClients
     from rlu_cli.core.fits import FitStore
     from rlu_cli.core.residuals import ResidualMoments, ResidualPath
+    from rlu_cli.core.unit_direction import UnitDirection
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
@@ -112,6 +113,7 @@ class ModelStatistics:
     responses : what single samples do to the head, None where only logits are known or in old files
     residuals : what single samples do to the bias, None in old files and where classes are many
     samples : the single samples' logits, likewise
+    unit : what stands for the bias of a head without one, None where there is one, and likewise
     """
 
     moments: LogitMoments
@@ -123,6 +125,7 @@ class ModelStatistics:
     responses: Responses | None = None
     residuals: ResidualMoments | None = None
     samples: Activations | None = None
+    unit: UnitDirection | None = None
 
     @property
     def num_classes(self) -> int:

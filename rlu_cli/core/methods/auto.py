@@ -43,7 +43,7 @@ def best_method(
 
     Parameters
     ----------
-    has_bias : whether the output layer has one
+    has_bias : whether the output layer has one, or what stands for it
     residuals : single auxiliary samples' moments under the global model, None where they aren't known
     has_samples : whether the samples' own logits are known too
     can_replay : whether the client's training can be replayed, as `gls` does for several steps, in seconds

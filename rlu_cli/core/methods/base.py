@@ -93,6 +93,7 @@ class Method:
     reference : where it comes from
     capabilities : where it holds, None where that means nothing (random)
     needs_bias : whether the head must have a bias
+    or_unit : or else a unit direction, see `stands_for_bias`
     uses_auxiliary : whether the counts depend on the auxiliary data
     needs_residuals : whether it wants single samples' residuals (`Observation.residuals`)
     needs_samples : whether it wants the samples themselves beside them (`ResidualPath.samples`)
@@ -108,6 +109,7 @@ class Method:
     needs_end: Callable[[LocalTraining], bool]
     capabilities: Capabilities | None = None
     needs_bias: bool = False
+    or_unit: bool = False
     uses_auxiliary: bool = False
     needs_residuals: bool = False
     needs_samples: bool = False

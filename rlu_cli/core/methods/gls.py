@@ -278,6 +278,7 @@ GLS = Method(
         trained_model=True,
     ),
     needs_bias=True,
+    or_unit=True,
     uses_auxiliary=True,
     needs_residuals=True,
 )

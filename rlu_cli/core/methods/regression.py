@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -109,6 +109,8 @@ def solve(problem: Problem) -> Estimate:
         return solve_instead(problem, Note("regression-not-fitted", f"{why}: the counts are those of gls"))
     noise = _known_noise(problem)
     seen = update_features(problem.gradient, observation.head, noise)
+    if observation.head.bias is None:  # what stands for it is good for sums, and not sample by sample
+        seen = seen[problem.num_classes :]
     regression = _regression(problem, path.samples, path.start, noise, len(seen))
     features = torch.from_numpy(seen.astype(np.float32))[None]
     strangeness = float(regression.regressor.strangeness(features)[0])
@@ -186,7 +188,6 @@ def _regression(
     """The global model's, fitted once for all clients with as many samples, for so many features."""
     observation = problem.observation
     bias, seed = observation.head.bias, observation.seed
-    assert bias is not None
 
     def make() -> Regression:
         return fit_regression(
@@ -210,14 +211,14 @@ def _regression(
         observation,
         values,
         make=make,
-        unpack=lambda arrays: Regression.from_arrays(arrays, features, len(bias)),
+        unpack=lambda arrays: Regression.from_arrays(arrays, features, problem.num_classes),
     )
 
 
 def fit_regression(
     samples: Activations,
     moments: ResidualMoments,
-    bias: FloatArray,
+    bias: FloatArray | None,
     total: int,
     *,
     clients: int,
@@ -231,16 +232,20 @@ def fit_regression(
     ----------
     samples : of the auxiliary data under the global model
     moments : of their residuals
-    bias : the global head's b
+    bias : the global head's b, None if it has none: the regressor then learns from the weight alone
     total : samples of a client
     clients : to fit to, at most
     noise : that the clients' updates have; ``moments`` are of both views then
     progress : told of the network's steps
     """
-    N = len(bias)
-    simulator = ClientSimulator(samples, bias, total, seed=seed, noise=noise)
+    N = samples.logits.shape[1]
+    b = np.zeros(N) if bias is None else bias
+    simulator = ClientSimulator(samples, b, total, seed=seed, noise=noise)
     clients = min(clients, _ROWS // total, _NUMBERS // (N + N * N))
-    regressor = Regressor.fitted(simulator.draw(clients), seed=seed, progress=progress)
+    learnt = slice(N if bias is None else 0, None)
+    drawn = simulator.draw(clients)
+    drawn = replace(drawn, features=drawn.features[:, learnt])
+    regressor = Regressor.fitted(drawn, seed=seed, progress=progress)
     others = simulator.draw(_HELD_OUT)
     proportions = others.counts[:_COMPARED] / total
     known = (0.0,) if noise is None else (noise.std, noise.std * float(np.linalg.norm(noise.along)))
@@ -250,7 +255,7 @@ def fit_regression(
     if noise is not None:
         updates = np.concatenate((updates, views[:, N:].reshape(len(views), N, -1)[:, :-1, -1]), axis=1)
     with one_thread():  # many small systems
-        prediction = regressor(others.features)
+        prediction = regressor(others.features[:, learnt])
         by_gls = np.stack([fit(model, u).solution.z for u in updates])
     mine, its = (
         np.abs(z - proportions).sum(axis=1) / 2 for z in (prediction.proportions[:_COMPARED], by_gls)
@@ -261,7 +266,7 @@ def fit_regression(
         (float(mine.mean()), float(its.mean())),
         better=bool(gain.mean() > 2 * gain.std(ddof=1) / np.sqrt(len(gain))),
         widening=widening_for(prediction, others),
-        strangest=float(regressor.strangeness(others.features).max()),
+        strangest=float(regressor.strangeness(others.features[:, learnt]).max()),
     )
 
 
@@ -279,6 +284,7 @@ REGRESSION = Method(
         trained_model=True,
     ),
     needs_bias=True,
+    or_unit=True,
     uses_auxiliary=True,
     needs_residuals=True,
     needs_samples=True,

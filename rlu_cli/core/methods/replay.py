@@ -298,6 +298,7 @@ REPLAY = Method(
         trained_model=True,
     ),
     needs_bias=True,
+    or_unit=True,
     uses_auxiliary=True,
     needs_residuals=True,
     needs_replayed_clients=True,
