@@ -23,7 +23,8 @@ def capability_table(methods: dict[str, Method]) -> str:
     for method in methods.values():
         able = method.capabilities
         marks = ["–" if able is None else _mark(getattr(able, name)) for name in names]
-        rows.append([f"`{method.name}`", *marks, _mark(method.needs_bias), _mark(method.uses_auxiliary)])
+        bias = "or unit direction" if method.or_unit else _mark(method.needs_bias)
+        rows.append([f"`{method.name}`", *marks, bias, _mark(method.uses_auxiliary)])
     return "".join(f"| {' | '.join(row)} |\n" for row in rows)
 
 
