@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -60,7 +61,11 @@ SURE, UNSURE = 1e-6, 0.05
         (TEN, True, (10,) * 10, SURE, True, None, "gls"),
         (TEN, True, (10,) * 10, UNSURE, True, None, "gls"),
         (LONG, True, (10,) * 10, UNSURE, True, None, "rlu"),
-        (ADAM, True, (10,) * 10, UNSURE, True, True, "surrogate"),
+        (ADAM, True, (10,) * 10, UNSURE, True, True, "replay"),
+        (replace(ADAM, steps=1), True, (10,) * 10, SURE, True, True, "replay"),
+        (ADAM, True, (9, 11) * 5, UNSURE, True, True, "surrogate"),
+        (ADAM, True, (10,) * 101, UNSURE, True, True, "surrogate"),
+        (ADAM, True, (10,) * 10, UNSURE, True, None, "surrogate"),
         (ADAM, False, None, UNSURE, False, False, "surrogate"),
     ],
 )

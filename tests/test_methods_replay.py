@@ -220,6 +220,30 @@ def test_a_strange_update_is_answered_by_gls() -> None:
     assert found.estimate.tolist() == recover_labels(strange, method="gls").estimate.tolist()
 
 
+def test_adam_has_bounds_and_gls_never_answers_for_it() -> None:
+    adam = replace(LONG, optimizer="adam")
+    made, held = Scripted(0.02), []
+    for seed, counts in enumerate(draws(10)):
+        found = recover_labels(observed(counts, adam, made, seed=seed), method="replay")
+        assert found.low is not None and found.high is not None and found.presence is not None
+        held.append((found.low <= 4 * counts) & (4 * counts <= found.high))
+        assert found.diagnostics["residual"] is None
+    assert np.mean(held) > 0.85
+    base = observed(draws(1)[0], adam, made)
+    other = np.random.default_rng(0).normal(size=base.update.weight.shape)
+    strange = replace(base, update=HeadUpdate(3 * other, base.update.bias))
+    found = recover_labels(strange, method="replay")
+    assert found.low is None and found.presence is None
+    assert {note.code: note.message for note in found.warnings}["replay-strange-update"].endswith("no bounds")
+    clipped = recover_labels(replace(base, scaled=True), method="replay")
+    assert clipped.low is None and clipped.presence is None
+    for missing in (replace(base, replayed_clients=None), replace(base, end=None)):
+        with pytest.raises(MismatchError, match="try --method surrogate"):
+            recover_labels(missing, method="replay")
+    assert METHODS["replay"].needs_end(replace(adam, steps=1))
+    assert out_of_scope(np.full(10, 50), replace(adam, steps=1)) is None
+
+
 def test_a_smooth_way_is_found_as_well_as_least_squares_find_it() -> None:
     """Updates that are A z halfway between models that hardly move: no replay's neighbours say as much."""
     short = LocalTraining(10, 15, 0.05)

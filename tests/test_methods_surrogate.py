@@ -109,9 +109,12 @@ def test_simulated_adam_clients_are_recovered(tmp_path: Path) -> None:
         "--aux-per-class", 40, *steps,
     )  # fmt: skip
     assert made.code == 0, made.err
-    document = call("evaluate", "--archive", archive, *QUICK).document
-    row = document["summary"][0]
-    assert row["method"] == "surrogate"
+    methods = ("--method", "auto", "--method", "surrogate")
+    document = call("evaluate", "--archive", archive, *methods, *QUICK).document
+    found = {row["method"]: row for row in document["summary"]}
+    assert {"replay", "surrogate"} <= set(found)
+    assert found["replay"]["bounds_hold"]["mean"] >= 0.8
+    assert "bounds_hold" not in found["surrogate"]
     round_ = archive / "round_0001"
     local = round_ / "client_0000.safetensors"
     files = ("--global", round_ / "global.safetensors", "--local", local, "--aux", archive / "aux")

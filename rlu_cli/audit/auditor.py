@@ -498,7 +498,8 @@ class Auditor:
             residuals=start.residuals,
             has_samples=start.samples is not None and not (noisy and self.stored is not None),
             can_replay=training.steps > 1 and self.source.replay_cost(training) <= _REPLAY_COST,
-            can_make_clients=training.steps > 1 and self._can_make_clients(record),
+            can_make_clients=(training.steps > 1 or training.optimizer != "sgd")
+            and self._can_make_clients(record),
         )
 
     def _can_make_clients(self, record: TrainingRecord) -> bool:

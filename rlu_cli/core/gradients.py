@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from rlu_cli.core.embedding import weight_direction
-from rlu_cli.core.schemes import drift, impulse_response
+from rlu_cli.core.schemes import drift, pace
 from rlu_cli.core.types import FloatArray, Head, HeadUpdate, Observation
 
 
@@ -13,9 +13,11 @@ def without_drift(observation: Observation) -> HeadUpdate:
     """Δ + h of the whole head: what the samples' gradients did, without weight decay and constants.
 
     h is linear in the global value and in the scheme's constant gradient, so two numbers give it for
-    all of W and b.
+    all of W and b. Adam has no such h: its update is left as it is.
     """
     training, update, head = observation.training, observation.update, observation.head
+    if training.optimizer != "sgd":
+        return update
     decay = float(drift(training, initial=np.ones(())))
     pull = float(drift(training, initial=np.zeros(()), constant=1.0))
     weight = update.weight + decay * head.weight
@@ -31,6 +33,8 @@ def without_drift(observation: Observation) -> HeadUpdate:
 def normalised_update(observation: Observation, update: HeadUpdate | None = None) -> FloatArray:
     """u = (Δb + h) / (η Σ_τ ρ^τ), shape (N,): what a mean step of rate 1 would have done to the bias.
 
+    Of Adam's, which isn't linear in the gradients, Δb / Σ_τ η_τ.
+
     For a head without bias, Δb + h is read off ΔW + h along the unit direction (`unit_direction`), or where
     that is unknown or the update has noise along the auxiliary mean embedding.
 
@@ -42,7 +46,7 @@ def normalised_update(observation: Observation, update: HeadUpdate | None = None
     change = update.bias
     if change is None:
         change = update.weight @ _bias_direction(observation)
-    return change / float(np.sum(impulse_response(observation.training)))
+    return change / pace(observation.training)
 
 
 def mean_gradient(observation: Observation, update: HeadUpdate | None = None) -> Head:
@@ -55,7 +59,7 @@ def mean_gradient(observation: Observation, update: HeadUpdate | None = None) ->
     update : Δ + h, where it is known already
     """
     update = without_drift(observation) if update is None else update
-    scale = -1.0 / float(np.sum(impulse_response(observation.training)))
+    scale = -1.0 / pace(observation.training)
     return Head(scale * update.weight, -normalised_update(observation, update))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from rlu_cli.core.gradients import without_drift
-from rlu_cli.core.schemes import impulse_response, step_rates
+from rlu_cli.core.schemes import impulse_response, pace
 from rlu_cli.core.types import FloatArray, Head, Observation
 
 
@@ -16,9 +16,7 @@ def normalised_noise(observation: Observation) -> float:
     """
     if observation.noise_std == 0:
         return 0.0
-    training = observation.training
-    weights = impulse_response(training) if training.optimizer == "sgd" else step_rates(training)
-    return observation.noise_std / float(np.sum(weights))
+    return observation.noise_std / pace(observation.training)
 
 
 _FEWEST_COLUMNS = 8

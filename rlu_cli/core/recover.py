@@ -21,7 +21,7 @@ from rlu_cli.core.methods.base import Problem, check_optimizer
 from rlu_cli.core.misfit import misfit, motion
 from rlu_cli.core.noise import normalised_noise
 from rlu_cli.core.rounding import round_to_total
-from rlu_cli.core.schemes import check_training, step_rates
+from rlu_cli.core.schemes import check_training
 from rlu_cli.core.types import (
     Head,
     HeadUpdate,
@@ -141,24 +141,23 @@ def recover_labels(observation: Observation, *, method: str = "auto") -> Recover
 def _without_linear_checks(observation: Observation, method: Method) -> Recovery:
     """The recovery where no check applies that takes the update for a sum of gradients."""
     training, update = observation.training, observation.update
-    rate = float(step_rates(training).sum())
-    assert update.bias is not None
-    gradient = Head(-update.weight / rate, -update.bias / rate)
-    estimate = method.solve(Problem(observation, update.bias / rate, gradient))
+    estimate = method.solve(Problem(observation, normalised_update(observation), mean_gradient(observation)))
+    moved = update.weight if update.bias is None else update.bias
     return Recovery(
         method=method.name,
         total=training.samples,
         counts=round_to_total(estimate.proportions, training.samples),
         estimate=training.samples * estimate.proportions,
-        low=None,
-        high=None,
-        presence=None,
+        low=None if observation.scaled else estimate.low,
+        high=None if observation.scaled else estimate.high,
+        presence=None if observation.scaled else estimate.presence,
         diagnostics={
+            "residual": None,
             **dict.fromkeys(_OF_GRADIENTS),
             "aux_accuracy": observation.start.overall_accuracy,
             "own_confidence": own_confidence(observation.start),
             "motion": motion(observation.start, observation.end),
-            "update_norm": float(np.linalg.norm(update.bias)),
+            "update_norm": float(np.linalg.norm(moved)),
             "update_noise": normalised_noise(observation),
             **estimate.diagnostics,
         },

@@ -179,6 +179,11 @@ def impulse_response(training: LocalTraining) -> FloatArray:
     return weights
 
 
+def pace(training: LocalTraining) -> float:
+    """How far a steady gradient of 1 moves a parameter: η Σ_τ ρ^τ, and Σ_τ η_τ for Adam's steps of size η."""
+    return float(np.sum(impulse_response(training) if training.optimizer == "sgd" else step_rates(training)))
+
+
 def batch_variance(training: LocalTraining) -> float:
     """How much of one sample's variance is left in the update per unit of Σ_τ w^τ.
 

@@ -49,11 +49,11 @@ def best_method(
     can_replay : whether the client's training can be replayed, as `gls` does for several steps, in seconds
     can_make_clients : whether `replay` can make up clients, in a minute at most
     """
-    if training.optimizer != "sgd":
-        return SURROGATE
     if residuals is None or not has_bias:
-        return RLU
+        return RLU if training.optimizer == "sgd" else SURROGATE
     counts = residuals.counts
+    if training.optimizer != "sgd":
+        return REPLAY if can_make_clients and no_replay(counts, training) is None else SURROGATE
     if counts.sum() < _FEWEST_SAMPLES * len(counts) or len(counts) > MOST_CLASSES:
         return RLU
     model = ResidualModel([(1.0, residuals)], training)

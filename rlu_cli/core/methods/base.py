@@ -128,7 +128,7 @@ def check_optimizer(method: Method, training: LocalTraining) -> None:
     if training.optimizer != "sgd" and not method.any_optimizer:
         raise UsageError(
             f"expected the optimizer sgd, whose updates are sums of gradients, which {method.name} works on, "
-            f"found {training.optimizer}: choose --method surrogate or auto"
+            f"found {training.optimizer}: choose --method replay, surrogate or auto"
         )
 
 

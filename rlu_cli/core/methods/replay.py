@@ -20,11 +20,11 @@ from rlu_cli.core.fits import Fits
 from rlu_cli.core.gradients import mean_gradient
 from rlu_cli.core.kernel_regression import KernelRegression
 from rlu_cli.core.methods.base import Capabilities, Method, Problem, check_diverging
-from rlu_cli.core.methods.gls import GLS, ResidualModel, fit, solve_instead
+from rlu_cli.core.methods.gls import ResidualModel, fit, solve_instead
 from rlu_cli.core.noise import centred, normalised_noise
-from rlu_cli.core.residuals import ResidualMoments
+from rlu_cli.core.residuals import ResidualMoments, ResidualPath
 from rlu_cli.core.rounding import round_to_total
-from rlu_cli.core.schemes import impulse_response, path_position
+from rlu_cli.core.schemes import pace, path_position
 from rlu_cli.core.synthetic_clients import draw_mixes
 from rlu_cli.core.types import (
     Estimate,
@@ -37,6 +37,7 @@ from rlu_cli.core.types import (
     Note,
     Observation,
 )
+from rlu_cli.errors import MismatchError
 
 _REPLAYS, _FEWEST = 200, 20
 """Replays a global model with the default ``--samples``; fewer where they are dear."""
@@ -74,6 +75,8 @@ _MOST_CLASSES, _FEWEST_AUXILIARY = 100, 10
 _STRANGE = 2.0
 """How much stranger than all replayed clients one may be."""
 
+_UNLIKE = "the update is unlike that of any replayed client (noise, other data or training values?)"
+
 
 _regressions: Fits[KernelRegression] = Fits("replay", KernelRegression.arrays)
 
@@ -84,7 +87,7 @@ def solve(problem: Problem) -> Estimate:
         √z_n ≈ f(x_n),     x_n the features of class n in the update, and in both models' auxiliary logits
 
     On the way of several steps nothing is linear: S changes with every step, and over whole epochs the model
-    adapts to the client's mix until its gradients say little of it. But the auditor can train too. So 40 to
+    adapts to the client's mix until its gradients say little of it. But the auditor can train too. So 20 to
     200 clients are made up: class mixes are Dirichlet's (concentrations log-uniform from 0.1 to 3), each
     client draws its samples from six in ten of the auxiliary ones, with weights of their own, and trains on
     them as the real one did, from the global model on. It is looked at with the auxiliary samples that it has
@@ -97,6 +100,9 @@ def solve(problem: Problem) -> Estimate:
     left out give the bounds and the presence. Where these errors are small, eight more replays near the
     answer sharpen it.
 
+    Nothing is asked of the optimiser but that it can be run, so this is the method for Adam too, whose
+    update isn't linear in the gradients. There the guesses mean little, and `gls` can't answer in its place.
+
     Assumptions: auxiliary samples like the client's; optimiser and steps known, no gradients from outside
     (Scaffold, FedDyn, FedDC). Uses both models' logits, ΔW, Δb, the auxiliary images and the network.
     Source: regression for simulators (Beaumont et al. 2002; Papamakarios & Murray 2016).
@@ -104,33 +110,25 @@ def solve(problem: Problem) -> Estimate:
     observation = problem.observation
     path = observation.residuals
     assert path is not None
-    why = out_of_scope(path.start.counts, observation.training)
-    if observation.start.embedding_mean is None and why is None:
-        why = "the auxiliary samples' embeddings are unknown"
-    if observation.replayed_clients is None and why is None:
-        why = "the client's training can't be replayed"
-    if observation.scaled and why is None:
-        why = "the update was clipped, by a factor that nobody knows"
-    if (path.end is None or observation.end is None) and why is None:
-        why = "the local model's statistics are unknown"
-    if why is not None or path.end is None or observation.end is None:
+    linear = observation.training.optimizer == "sgd"
+    why = _why_not(observation, path)
+    if why is not None and linear:
         return solve_instead(problem, Note("replay-not-fitted", f"{why}: the counts are those of gls"))
+    if why is not None or path.end is None or observation.end is None:
+        raise MismatchError(f"expected clients that replay can learn from, but {why}: try --method surrogate")
     view = ClientView(
         problem.gradient,
         _means(observation.start, path.start),
         _means(observation.end, path.end),
-        _pace(observation.training),
+        pace(observation.training),
     )
     features = _features(observation, view, observation.training)
     regression = _regression(observation, features.shape[1])
     strangeness = regression.strangeness(features)
     found = {"replay_error": regression.error, "replay_strangeness": strangeness}
-    if not strangeness <= _STRANGE:
-        note = Note(
-            "replay-strange-update",
-            "the update is unlike that of any replayed client (noise, other data or training values?): the "
-            "counts are those of gls",
-        )
+    strange = not strangeness <= _STRANGE
+    if strange and linear:
+        note = Note("replay-strange-update", f"{_UNLIKE}: the counts are those of gls")
         return solve_instead(problem, note, **found)
     number = _nearby(observation)
     if regression.error < _SURE and number:
@@ -140,11 +138,30 @@ def solve(problem: Problem) -> Estimate:
     found["replays"] = regression.clients
     prediction = regression(features)
     z = prediction.proportions
-    found["residual"] = problem.residual(z)
+    if linear:
+        found["residual"] = problem.residual(z)
+    if strange:
+        return Estimate(z, found, (Note("replay-strange-update", f"{_UNLIKE}: there are no bounds"),))
     low, high = (problem.total * edge for edge in (prediction.low, prediction.high))
     low = np.minimum(np.rint(low), np.floor(problem.total * z))
     high = np.maximum(np.rint(high), np.ceil(problem.total * z))
     return Estimate(z, found, low=low, high=high, presence=prediction.presence)
+
+
+def _why_not(observation: Observation, path: ResidualPath) -> str | None:
+    """Why the client isn't replayed, None where it is."""
+    why = out_of_scope(path.start.counts, observation.training)
+    if why is not None:
+        return why
+    if observation.start.embedding_mean is None:
+        return "the auxiliary samples' embeddings are unknown"
+    if observation.replayed_clients is None:
+        return "the client's training can't be replayed"
+    if observation.scaled and observation.training.optimizer == "sgd":
+        return "the update was clipped, by a factor that nobody knows"
+    if path.end is None or observation.end is None:
+        return "the local model's statistics are unknown"
+    return None
 
 
 def out_of_scope(counts: IntArray, training: LocalTraining) -> str | None:
@@ -155,7 +172,7 @@ def out_of_scope(counts: IntArray, training: LocalTraining) -> str | None:
     counts : auxiliary samples of each class
     """
     classes, fewest = len(counts), int(counts.min())
-    if training.steps == 1:
+    if training.steps == 1 and training.optimizer == "sgd":
         return "the client took one step, and replays are for several"
     if classes > _MOST_CLASSES:
         return f"there are {classes} classes, and replays are made for {_MOST_CLASSES} at most"
@@ -169,10 +186,6 @@ def _means(statistics: ModelStatistics, residuals: ResidualMoments) -> ModelMean
     N = statistics.num_classes
     bias = ResidualMoments(residuals.mean[:, :N], residuals.factor[:, :, :N], residuals.counts)
     return ModelMeans(statistics.moments.mean, bias)
-
-
-def _pace(training: LocalTraining) -> float:
-    return float(np.sum(impulse_response(training)))
 
 
 def _regression(observation: Observation, width: int) -> KernelRegression:
@@ -259,7 +272,7 @@ def _replayed(
 def _view(observation: Observation, plan: ReplayPlan, client: ReplayedClient) -> ClientView:
     update = HeadUpdate(client.change.weight, client.change.bias)
     gradient: Head = mean_gradient(replace(observation, update=update, training=plan.training))
-    return ClientView(gradient, client.start, client.end, _pace(plan.training))
+    return ClientView(gradient, client.start, client.end, pace(plan.training))
 
 
 def _features(observation: Observation, view: ClientView, training: LocalTraining) -> FloatArray:
@@ -289,7 +302,7 @@ REPLAY = Method(
     summary="a regression on replayed clients of several steps, shared by all clients, with error bars",
     reference="regression for simulators (Beaumont et al. 2002), on replayed training",
     solve=solve,
-    needs_end=GLS.needs_end,
+    needs_end=lambda training: training.steps > 1 or training.optimizer != "sgd",
     capabilities=Capabilities(
         batch=True,
         repeating_labels=True,
@@ -302,4 +315,5 @@ REPLAY = Method(
     uses_auxiliary=True,
     needs_residuals=True,
     needs_replayed_clients=True,
+    any_optimizer=True,
 )
