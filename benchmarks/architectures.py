@@ -56,13 +56,13 @@ CLIENTS = 5
 
 
 def rounds(kinds: Iterable[str], seeds: int) -> Iterator[Round]:
-    """Untrained and trained models for each network, way to train and seed."""
-    for kind in kinds:
-        large = kind == "large"
-        for trained in (False, True):
-            for steps in ("10",) if large else ("1", "10"):
-                for arch in KINDS[kind].values():
-                    for seed in range(seeds):
+    """Untrained and trained models for each network and way to train, seed by seed."""
+    for seed in range(seeds):
+        for kind in kinds:
+            large = kind == "large"
+            for trained in (False, True):
+                for steps in ("10",) if large else ("1", "10"):
+                    for arch in KINDS[kind].values():
                         yield _round(arch, steps, seed, trained=trained, large=large)
 
 
