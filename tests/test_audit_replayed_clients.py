@@ -153,6 +153,19 @@ def test_networks_that_draw_random_numbers_are_replayed_one_by_one(
     assert not ReplayedClients(replace(base, network=network, device="cuda"))._side_by_side
 
 
+def test_as_many_at_once_as_fit_into_memory(base: Replay, monkeypatch: pytest.MonkeyPatch) -> None:
+    clients = ReplayedClients(base)
+    plans = [ReplayPlan(COUNTS, FIVE, draw) for draw in range(4)]
+    small, large = (clients._at_once([ReplayPlan(COUNTS, LocalTraining(5, B, 0.05), 0)]) for B in (100, 1000))
+    assert small / large == pytest.approx(10, rel=0.1)
+    free = [numbers(client) for client in made(clients, *plans)]
+    monkeypatch.setattr("rlu_cli.audit.replayed_clients._MEMORY", 1)
+    assert clients._at_once(plans) == 1
+    np.testing.assert_allclose(
+        [numbers(client) for client in made(clients, *plans)], free, rtol=1e-3, atol=1e-6
+    )
+
+
 def test_known_noise_is_added(base: Replay) -> None:
     plans = [ReplayPlan(COUNTS, FIVE, draw) for draw in range(4)]
     plain, noisy = made(ReplayedClients(base), *plans), made(ReplayedClients(base, 0.01), *plans)

@@ -15,7 +15,7 @@ from rlu_cli.core.methods import best_method
 from rlu_cli.core.methods.gls import ResidualModel, foreseen_error
 from rlu_cli.core.residuals import ResidualMoments
 from rlu_cli.core.types import LocalTraining
-from rlu_cli.models import LeNet5, multiply_adds
+from rlu_cli.models import LeNet5, activation_bytes, multiply_adds
 
 ONE, TEN, LONG = (LocalTraining(steps, 32, 0.01, distinct=32) for steps in (1, 10, 21))
 ADAM = LocalTraining(10, 32, 0.01, optimizer="adam")
@@ -177,5 +177,6 @@ def test_work_is_counted_from_shapes() -> None:
     assert multiply_adds(model, torch.zeros(1, 3, 8, 8)) == 8 * 8 * 8 * 3 * 25 + 5120
     grouped = nn.Conv2d(4, 4, 3, groups=4)
     assert multiply_adds(grouped, torch.zeros(1, 4, 5, 5)) == 4 * 9 * 9
+    assert activation_bytes(model, torch.zeros(1, 3, 8, 8)) == 4 * (512 + 512 + 512 + 10)
     lenet = multiply_adds(LeNet5(), torch.zeros(1, 1, 28, 28))
     assert lenet == 28 * 28 * 6 * 25 + 10 * 10 * 16 * 150 + 400 * 120 + 120 * 84 + 84 * 10

@@ -20,11 +20,14 @@ from rlu_cli.core.parallel import for_each
 from rlu_cli.core.progress import Progress
 from rlu_cli.core.residuals import residual_moments, residuals
 from rlu_cli.core.types import FloatArray, IntArray, LocalTraining
-from rlu_cli.models import load_weights, multiply_adds
+from rlu_cli.models import activation_bytes, load_weights, multiply_adds
 from rlu_cli.simulation.client import epoch_indices, step_indices
 
 _TRAINED_ON = 0.6
 """Share of each class's auxiliary samples that a client draws from; it is looked at on the others."""
+
+_MEMORY, _COPIES = 4 * 2**30, 6
+"""Bytes that replays side by side may take, and how often each has the weights: before, now, gradients…"""
 
 _EVENNESS = 2.0
 """Their weights are Dirichlet's with this concentration."""
@@ -54,7 +57,7 @@ class ReplayedClients:
 
         _ = self._before
         if self._side_by_side:
-            for_each(replay, range(len(plans)))
+            for_each(replay, range(len(plans)), most=self._at_once(plans))
         else:
             for index in range(len(plans)):
                 replay(index)
@@ -67,9 +70,20 @@ class ReplayedClients:
 
     @cached_property
     def _multiply_adds(self) -> int:
+        return multiply_adds(self.base.network.model, self._image)
+
+    @property
+    def _image(self) -> Tensor:
         network = self.base.network
-        image = torch.zeros(1, network.channels, *network.image_size, device=self.base.device)
-        return multiply_adds(network.model, image)
+        return torch.zeros(1, network.channels, *network.image_size, device=self.base.device)
+
+    def _at_once(self, plans: list[ReplayPlan]) -> int:
+        """How many of these fit into memory side by side, outputs and their gradients."""
+        model = self.base.network.model
+        batch = max(plan.training.batch_size for plan in plans)
+        parameters = sum(value.numel() * value.element_size() for value in model.state_dict().values())
+        needed = 2 * batch * activation_bytes(model, self._image) + _COPIES * parameters
+        return max(1, int(_MEMORY // needed))
 
     @cached_property
     def _side_by_side(self) -> bool:

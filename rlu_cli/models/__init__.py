@@ -1,7 +1,7 @@
 """Architectures: from a text (``--arch``) or from tensor shapes to a model with a checkpoint's weights."""
 
 from rlu_cli.models.activations import ACTIVATIONS, make_activation
-from rlu_cli.models.cost import multiply_adds
+from rlu_cli.models.cost import activation_bytes, multiply_adds
 from rlu_cli.models.head import Head, HeadTap, find_head, flatten_logits
 from rlu_cli.models.lenet import LeNet5
 from rlu_cli.models.matching import match_builtin
@@ -21,6 +21,7 @@ __all__ = [
     "ModelSpec",
     "ResNet32",
     "ResNet50",
+    "activation_bytes",
     "build_model",
     "check_weights",
     "find_head",

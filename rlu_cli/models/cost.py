@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -15,19 +19,43 @@ def multiply_adds(model: nn.Module, image: Tensor) -> int:
     ----------
     image : shape (1, C, H, W)
     """
-    total = 0
 
-    def count(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        nonlocal total
+    def count(layer: nn.Module, output: Tensor) -> int:
         assert isinstance(layer.weight, Tensor)
-        total += output.numel() * layer.weight[0].numel()
+        return output.numel() * layer.weight[0].numel()
 
     layers = [layer for layer in model.modules() if isinstance(layer, (nn.modules.conv._ConvNd, nn.Linear))]
-    hooks = [layer.register_forward_hook(count) for layer in layers]
-    try:
+    return _summed(model, image, layers, count)
+
+
+def activation_bytes(model: nn.Module, image: Tensor) -> int:
+    """What one image's training step keeps for the way back: the outputs of all layers without parts.
+
+    Parameters
+    ----------
+    image : shape (1, C, H, W)
+    """
+
+    def count(layer: nn.Module, output: object) -> int:
+        return output.numel() * output.element_size() if isinstance(output, Tensor) else 0
+
+    layers = [layer for layer in model.modules() if not any(True for _ in layer.children())]
+    return _summed(model, image, layers, count)
+
+
+def _summed(
+    model: nn.Module, image: Tensor, layers: Sequence[nn.Module], count: Callable[[nn.Module, Any], int]
+) -> int:
+    """``count(layer, output)`` of these layers in one forward pass."""
+    total = 0
+
+    def add(layer: nn.Module, inputs: object, output: object) -> None:
+        nonlocal total
+        total += count(layer, output)
+
+    with ExitStack() as hooks:
+        for layer in layers:
+            hooks.callback(layer.register_forward_hook(add).remove)
         with torch.inference_mode():
             model(image)
-    finally:
-        for hook in hooks:
-            hook.remove()
     return total
