@@ -8,10 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from rlu_cli.audit.annotations import Annotations, whole
-from rlu_cli.audit.cache import Cache, KeptFits
 from rlu_cli.audit.clipping import clip_factor, clipped_norm, clipping_note, is_sharp, unclipped
 from rlu_cli.audit.description import check_described_alike, describe_model
 from rlu_cli.audit.devices import choose_device
@@ -20,6 +17,7 @@ from rlu_cli.audit.history import History, constant_gradient
 from rlu_cli.audit.image_source import ImageSource
 from rlu_cli.audit.learning_rate import with_estimated_rate
 from rlu_cli.audit.local_model import LocalModel, layer_head, open_local
+from rlu_cli.audit.measurements import Measurements
 from rlu_cli.audit.network import check_finite
 from rlu_cli.audit.options import (
     AuxOptions,
@@ -40,18 +38,16 @@ from rlu_cli.audit.stored_options import options_beside
 from rlu_cli.audit.training import TrainingRecord, resolve_training
 from rlu_cli.audit.updates import update_kind
 from rlu_cli.core.checks import check_sign
-from rlu_cli.core.embedding import weight_direction
 from rlu_cli.core.gradients import normalised_update
 from rlu_cli.core.methods import AUTO, METHODS, Method, best_method, get_method
 from rlu_cli.core.methods.base import check_optimizer
 from rlu_cli.core.recover import recover_labels
-from rlu_cli.core.residuals import ResidualPath
 from rlu_cli.core.types import FloatArray, Head, LocalTraining, ModelStatistics, Note, Observation, Recovery
 from rlu_cli.core.unit_direction import stands_for_bias
 from rlu_cli.core.variates import STATEFUL
 from rlu_cli.errors import MismatchError, UsageError
 from rlu_cli.files.checkpoint import Checkpoint, read_checkpoint
-from rlu_cli.files.hashing import CHECKSUM, sha256_file, sha256_tensors
+from rlu_cli.files.hashing import sha256_file
 from rlu_cli.files.metadata import read_sidecar
 from rlu_cli.files.model_config import read_config
 from rlu_cli.files.state_dict import join_weight_norm
@@ -128,7 +124,6 @@ class Auditor:
                 "--aux PATH, or leave them out"
             )
         self.stored = None if stats is None else self._read_stored(stats)
-        self._has_samples = aux is not None or logits.aux_logits is not None
         if self.stored is not None:
             assert stats is not None
             self.options = options_beside(self.options, self.stored.about, stats)
@@ -151,8 +146,15 @@ class Auditor:
                 reporter=reporter,
             )
         self._reporter = reporter
-        self._cache = None if self.run.cache is None else Cache(self.run.cache)
-        self._starts: dict[int | None, Measurement] = {}
+        self.measured = Measurements(
+            self.source,
+            self.run,
+            self.reference,
+            self.sha256,
+            stored=self.stored,
+            has_samples=aux is not None or logits.aux_logits is not None,
+            head=lambda: self.head,
+        )
         self._makers: dict[tuple[int | None, float], ReplayedClients] = {}
 
     def _read(self, path: Path, *, alone: bool = False) -> Checkpoint:
@@ -211,24 +213,13 @@ class Auditor:
     @property
     def statistics(self) -> ModelStatistics:
         """Statistics of the global model, for a client of the batch size that its metadata says."""
-        return self._start(self._annotated_batch())
+        return self.measured.start(self._annotated_batch())
 
     def about(self) -> dict[str, Any]:
         """How the statistics were made, for the statistics file and the report."""
         if self.stored is not None:
             return {**self.stored.about, "stats": True}
-        return self._about(self.sha256, self.source.effective_batch(self._annotated_batch()))
-
-    def _about(self, sha256: str, batch_size: int | None) -> dict[str, Any]:
-        """How the statistics of the model with this digest are made."""
-        return {
-            "global_sha256": sha256,
-            "key": self.reference.key,
-            **self.source.about(),
-            "batch_size": batch_size,
-            "samples": self.run.samples,
-            "seed": self.run.seed,
-        }
+        return self.measured.about(self.sha256, self.source.effective_batch(self._annotated_batch()))
 
     def _annotated_batch(self) -> int | None:
         return self.annotations.get("batch_size", None, whole)
@@ -237,85 +228,7 @@ class Auditor:
     def notes(self) -> tuple[Note, ...]:
         """Warnings about the global model and the auxiliary data so far."""
         ignored = [Note("config-ignored", f"left out of a config.json: {why}") for why in self.config.ignored]
-        return (*ignored, *self.source.notes, *(() if self._cache is None else self._cache.notes))
-
-    def _start(self, batch_size: int | None) -> ModelStatistics:
-        """Statistics of the global model for a client of this batch size: stored ones, or measured once."""
-        if self.stored is not None:
-            return self.stored.statistics
-        return self._measured_start(batch_size).statistics
-
-    def _measured_start(self, batch_size: int | None) -> Measurement:
-        """The global model for a client of this batch size, measured once."""
-        effective = self.source.effective_batch(batch_size)
-        if effective not in self._starts:
-            for other in self._starts.values():
-                other.forget_activations()
-            self._starts[effective] = self._measurement(None, effective)
-        return self._starts[effective]
-
-    def _end(self, local: Checkpoint, batch_size: int) -> Measurement:
-        """A local model, of which all weights are read."""
-        if self.source.reads_weights:
-            check_finite(local.tensors, where=local.path)
-        return self._measurement(local, self.source.effective_batch(batch_size))
-
-    def _residuals(
-        self,
-        end: Measurement | None,
-        local: Checkpoint,
-        training: LocalTraining,
-        *,
-        noise_std: float,
-        needs_samples: bool,
-    ) -> ResidualPath:
-        """Single samples' residuals on a client's way; ``local`` is the whole model where ``end`` is."""
-        start = self._start(training.batch_size).residuals
-        if start is None:  # many classes, or an old statistics file
-            start = self._measured_start(training.batch_size).residuals
-        along = None
-        if noise_std and (self.stored is None or end is not None):  # else no sample is known by itself
-            along = _direction(self._start(training.batch_size), None if end is None else end.statistics)
-        if along is not None:
-            start = self._measured_start(training.batch_size).residuals_along(along)
-        samples = self._start(training.batch_size).samples
-        if needs_samples and (samples is None or along is not None):  # an old statistics file, or embeddings
-            samples = self._measured_start(training.batch_size).activations
-        if end is None:
-            return ResidualPath(start, samples=samples, along=along)
-        effective = self.source.effective_batch(training.batch_size)
-        replay = self.source.replay(local, training, effective, noise_std=noise_std, along=along)
-        last = end.residuals if along is None else end.residuals_along(along)
-        return ResidualPath(start, last, replay, samples, along)
-
-    def _measurement(self, local: Checkpoint | None, batch_size: int | None) -> Measurement:
-        """A model's measurement, with its place in the cache if there is one."""
-        slot = None
-        if self._cache is not None:
-            slot = self._cache.slot(self.source.facts(local, batch_size), self.run)
-
-        def about() -> dict[str, Any]:
-            return self._about(self.sha256 if local is None else sha256_file(local.path), batch_size)
-
-        unbiased = self.head.bias is None
-        return Measurement(self.source, self.run, local, batch_size, unbiased, slot=slot, about=about)
-
-    def _kept_fits(self, batch_size: int) -> KeptFits | None:
-        """Where fits to the global model are kept, for clients of this batch size."""
-        if self._cache is None:
-            return None
-
-        def facts() -> dict[str, Any]:
-            head = {"head_weight": self.head.weight, "head_bias": self.head.bias}
-            known = {name: torch.from_numpy(part) for name, part in head.items() if part is not None}
-            found: dict[str, Any] = {"head": sha256_tensors(known)}
-            if self.stored is not None:
-                found["statistics"] = self.stored.about[CHECKSUM]
-            if self.stored is None or self._has_samples:
-                found |= self.source.facts(None, self.source.effective_batch(batch_size))
-            return found
-
-        return KeptFits(self._cache, facts, self.run)
+        return (*ignored, *self.source.notes, *self.measured.notes)
 
     # What one client did.
 
@@ -356,13 +269,13 @@ class Auditor:
                 update=opened.update,
                 head=opened.head,
                 training=record.training,
-                start=self._start(record.training.batch_size),
+                start=self.measured.start(record.training.batch_size),
                 constant_gradient=constant,
                 rounding=opened.rounding,
             ),
         )
         notes += seen
-        start = self._start(record.training.batch_size)
+        start = self.measured.start(record.training.batch_size)
         has_bias = stands_for_bias(opened.head, start, noisy.noise_std)
         chosen = [named.get(name) or self._best(noisy, has_bias=has_bias) for name in methods]
         for method in chosen:
@@ -371,7 +284,7 @@ class Auditor:
             record.lr_unknown and record.training.steps > 1
         )
         whole = opened.weights() if needs_end else opened.stored
-        end = self._end(whole, record.training.batch_size) if needs_end else None
+        end = self.measured.end(whole, record.training.batch_size) if needs_end else None
         needs_residuals = any(method.needs_residuals for method in chosen)
         needs_samples = any(method.needs_samples for method in chosen)
         slow = needs_samples or (needs_residuals and record.training.steps > 1)
@@ -380,9 +293,9 @@ class Auditor:
             update=opened.update,
             head=opened.head,
             training=record.training,
-            start=self._start(record.training.batch_size),
+            start=self.measured.start(record.training.batch_size),
             end=None if end is None else end.statistics,
-            residuals=self._residuals(
+            residuals=self.measured.residuals(
                 end,
                 whole,
                 record.training,
@@ -401,7 +314,7 @@ class Auditor:
             replayed_clients=self._replayed_clients(noisy)
             if any(method.needs_replayed_clients for method in chosen)
             else None,
-            fits=self._kept_fits(record.training.batch_size),
+            fits=self.measured.kept_fits(record.training.batch_size),
             scaled=scaled,
             samples=self.run.samples,
             search_iterations=self.run.search_iterations,
@@ -436,19 +349,19 @@ class Auditor:
         training = record.training
         found = None
         steady = training.optimizer == "sgd" and not record.lr_unknown
-        if steady and self._has_samples and (training.steps == 1 or self.source.reads_weights):
-            end = self._end(whole, training.batch_size) if training.steps > 1 else None
+        if steady and self.measured.has_samples and (training.steps == 1 or self.source.reads_weights):
+            end = self.measured.end(whole, training.batch_size) if training.steps > 1 else None
             sent = Observation(
                 update=opened.update,
                 head=opened.head,
                 training=training,
-                start=self._start(training.batch_size),
+                start=self.measured.start(training.batch_size),
                 end=None if end is None else end.statistics,
                 constant_gradient=constant,
                 noise_std=record.noise_std,
                 seed=self.run.seed,
             )
-            samples = self._measured_start(training.batch_size).activations
+            samples = self.measured.measured_start(training.batch_size).activations
             found = clip_factor(sent, samples, None if end is None else end.activations)
         notes = [clipping_note(norm, record.clip, found)]
         if found is None:
@@ -461,7 +374,7 @@ class Auditor:
     ) -> tuple[LocalTraining, Note]:
         """The client's training with the learning rate found; see `with_estimated_rate`."""
         training = observation.training
-        samples = self._measured_start(training.batch_size).activations
+        samples = self.measured.measured_start(training.batch_size).activations
         if end is None:
             return with_estimated_rate(observation, samples, None, None)
         replay = self.source.replay(local, training, self.source.effective_batch(training.batch_size))
@@ -490,7 +403,7 @@ class Auditor:
         training = record.training
         if self.run.search_iterations and training.optimizer == "sgd":
             return METHODS["rlu"]
-        start = self._start(training.batch_size)
+        start = self.measured.start(training.batch_size)
         noisy = record.noise_std > 0  # then embeddings are looked at too, which aren't stored
         return best_method(
             training,
@@ -554,12 +467,6 @@ class Auditor:
             archived=archived,
             annotations=annotations,
         )
-
-
-def _direction(start: ModelStatistics, end: ModelStatistics | None) -> FloatArray | None:
-    """Along which the weight is looked at, None where embeddings are unknown."""
-    known = [found.embedding_mean for found in (start, end) if found is not None]
-    return None if known[0] is None or known[-1] is None else weight_direction(known[0])
 
 
 def _under(key: str | None) -> str:
