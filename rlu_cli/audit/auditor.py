@@ -13,7 +13,7 @@ from rlu_cli.audit.clipping import clip_factor, clipped_norm, clipping_note, is_
 from rlu_cli.audit.description import check_described_alike, describe_model
 from rlu_cli.audit.devices import choose_device
 from rlu_cli.audit.given_logits import GivenLogits
-from rlu_cli.audit.history import History, constant_gradient
+from rlu_cli.audit.history import History, constant_gradient, constant_vector
 from rlu_cli.audit.image_source import ImageSource
 from rlu_cli.audit.learning_rate import with_estimated_rate
 from rlu_cli.audit.local_model import LocalModel, layer_head, open_local
@@ -257,9 +257,8 @@ class Auditor:
         named = {name: get_method(name) for name in methods if name != AUTO}
         kind = update_kind(options.update, annotations)
         opened = open_local(self._named(local), self._named(self.reference), kind, self.head_name)
-        constant, notes = self._constant_gradient(
-            local, record.training, annotations, options, history or HistoryOptions()
-        )
+        archived = history or HistoryOptions()
+        constant, notes = self._constant_gradient(local, record.training, annotations, options, archived)
         opened, told, scaled, more = self._unclipped(opened, record, constant)
         notes += more
         notes += self._stored_for_another_batch(record.training.batch_size)
@@ -301,6 +300,9 @@ class Auditor:
                 record.training,
                 noise_std=noisy.noise_std,
                 needs_samples=needs_samples,
+                constant=None
+                if end is None
+                else self._whole_constant(local, record.training, annotations, options, archived),
             )
             if needs_residuals
             else None,
@@ -467,6 +469,32 @@ class Auditor:
             archived=archived,
             annotations=annotations,
         )
+
+    def _whole_constant(
+        self,
+        local: Checkpoint,
+        training: LocalTraining,
+        annotations: Annotations,
+        options: TrainingOptions,
+        archived: HistoryOptions,
+    ) -> FloatArray | None:
+        """The same of all parameters, for replays; None where the archive holds it of the head alone."""
+        if training.scheme not in STATEFUL:
+            return None
+        history = History(
+            self._named, self.head_name, options, self.options.key, parameters=self.source.parameters
+        )
+        try:
+            return constant_vector(
+                history,
+                self.source.parameters(self.reference),
+                training,
+                client=local.path.stem,
+                archived=archived,
+                annotations=annotations,
+            )[0]
+        except MismatchError:
+            return None
 
 
 def _under(key: str | None) -> str:

@@ -157,9 +157,14 @@ class GivenLogits:
         *,
         noise_std: float = 0.0,
         along: FloatArray | None = None,
+        constant: FloatArray | None = None,
     ) -> Replay | None:
         """None: nothing here can be trained."""
         return None
+
+    def parameters(self, checkpoint: Checkpoint) -> FloatArray:
+        """None are known."""
+        raise MismatchError("expected a network, found logits alone")
 
     def replay_cost(self, training: LocalTraining) -> float:
         """Infinite."""

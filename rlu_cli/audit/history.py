@@ -14,7 +14,7 @@ from rlu_cli.audit.annotations import number as annotation_number
 from rlu_cli.audit.local_model import layer_head, local_head
 from rlu_cli.audit.options import HistoryOptions, TrainingOptions
 from rlu_cli.audit.training import resolve_training
-from rlu_cli.audit.updates import update_kind
+from rlu_cli.audit.updates import add_update, update_kind
 from rlu_cli.core.schemes import step_rates
 from rlu_cli.core.types import FloatArray, Head, LocalTraining, Note
 from rlu_cli.core.variates import ClientState, next_server_control
@@ -41,32 +41,40 @@ class PastRound:
 
 @dataclass(frozen=True)
 class History:
-    """How to turn files into heads: what the auditor knows of this round's network.
+    """How to turn files into vectors: what the auditor knows of this round's network.
 
     named : the checkpoint with its tensors by name
     head_name : prefix of the output layer
     key : where weights lie in nested files
+    parameters : all of a network's parameters in a checkpoint, None for its output layer alone
     """
 
     named: Callable[[Checkpoint], Checkpoint]
     head_name: str
     options: TrainingOptions
     key: str | None = None
+    parameters: Callable[[Checkpoint], FloatArray] | None = None
 
     def read(self, path: Path) -> Checkpoint:
         """A file with its tensors by name."""
         return self.named(read_checkpoint(path, key=self.key, key_optional=True))
 
     def stacked(self, path: Path) -> FloatArray:
-        """[W | b] of a file's output layer, shape (N, L + 1), or (N, L) without bias."""
-        return stack(layer_head(self.read(path), self.head_name))
+        """[W | b] of a file's output layer, shape (N, L + 1), or (N, L) without bias; or all parameters."""
+        checkpoint = self.read(path)
+        if self.parameters is not None:
+            return self.parameters(checkpoint)
+        return stack(layer_head(checkpoint, self.head_name))
 
     def stacked_local(self, path: Path, reference: Path) -> tuple[FloatArray, Checkpoint]:
-        """[W | b] of a client's model, whose file may hold an update, and the file."""
+        """The same of a client's model, whose file may hold an update, and the file."""
         local, base = self.read(path), self.read(reference)
         kind = update_kind(
             self.options.update, Annotations(local.metadata, base.metadata, read_sidecar(path))
         )
+        if self.parameters is not None:
+            whole = local if kind == "weights" else add_update(local, base)
+            return self.parameters(whole), local
         return stack(local_head(local, base, kind, self.head_name)), local
 
 
@@ -104,6 +112,34 @@ def constant_gradient(
 ) -> tuple[Head, list[Note]]:
     """The scheme's constant gradient of the head in this round, from the client's earlier ones.
 
+    Raises as `constant_vector` does.
+    """
+    k, notes = constant_vector(
+        history,
+        stack(reference),
+        training,
+        client=client,
+        archived=archived,
+        annotations=annotations,
+    )
+    return unstack(k, reference), notes
+
+
+def constant_vector(
+    history: History,
+    now: FloatArray,
+    training: LocalTraining,
+    *,
+    client: str,
+    archived: HistoryOptions,
+    annotations: Annotations,
+) -> tuple[FloatArray, list[Note]]:
+    """The constant gradient of all that the history looks at, in its shape.
+
+    Parameters
+    ----------
+    now : this round's global model, as `History.stacked` has it
+
     Raises
     ------
     MismatchError
@@ -113,16 +149,15 @@ def constant_gradient(
     participation = annotations.get("participation", archived.participation, _share)
     known = find_rounds(archived.history or [], client, None if number is None else number + 1)
     rounds = [past for past in known if past.number != number]
-    now = stack(reference)
     total_rate = float(step_rates(training).sum())
     zero = np.zeros_like(now)
     given = _given_control(history, training.scheme, archived, known, number)
     if archived.client_control is not None:
         if given is None:
             raise MismatchError("expected --server-control beside --client-control: pass both variates")
-        return unstack(given - history.stacked(archived.client_control), reference), []
+        return given - history.stacked(archived.client_control), []
     if number == 1 and not rounds:
-        return unstack(zero if given is None else given, reference), []
+        return zero if given is None else given, []
     if not rounds:
         raise MismatchError(_missing_history(training.scheme, number))
     notes = _gaps(rounds, number)
@@ -132,10 +167,15 @@ def constant_gradient(
             f"{notes[0].message}"
         )
     state, control = ClientState.fresh(zero), zero
-    heads = [history.stacked(past.reference) for past in rounds] + [now]
-    if number is None:
-        _check_earlier(rounds, heads)
-    for past, before, after in zip(rounds, heads[:-1], heads[1:], strict=True):
+    models = (history.stacked(past.reference) for past in rounds)  # two at a time: networks are large
+    before = next(models)
+    for past in rounds:
+        if number is None and np.array_equal(before, now):
+            raise MismatchError(
+                f"expected earlier rounds in --history, found this one (round {past.number} has the same "
+                f"global output layer): say which round this is with --round {past.number}"
+            )
+        after = next(models, now)
         if past.server_control is not None:
             control = history.stacked(past.server_control)
         rate = total_rate
@@ -148,6 +188,7 @@ def constant_gradient(
         control = next_server_control(
             control, after - before, participation=participation or 1.0, total_rate=rate
         )
+        before = after
     if all(past.local is None for past in rounds):
         notes.append(
             Note(
@@ -159,7 +200,7 @@ def constant_gradient(
     k = state.constant_gradient(
         training, server_control=control if given is None else given, total_rate=total_rate
     )
-    return unstack(k, reference), notes
+    return k, notes
 
 
 def _given_control(
@@ -181,16 +222,6 @@ def _given_control(
     if path is None:
         path = next((now.server_control for now in known if now.number == number), None)
     return None if path is None else history.stacked(path)
-
-
-def _check_earlier(rounds: Sequence[PastRound], heads: Sequence[FloatArray]) -> None:
-    """Refuse a history that reaches into this round, where its number is unknown."""
-    for past, head in zip(rounds, heads[:-1], strict=True):
-        if np.array_equal(head, heads[-1]):
-            raise MismatchError(
-                f"expected earlier rounds in --history, found this one (round {past.number} has the same "
-                f"global output layer): say which round this is with --round {past.number}"
-            )
 
 
 def _share(value: str) -> float:

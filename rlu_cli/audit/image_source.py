@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -10,6 +9,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -34,6 +34,7 @@ from rlu_cli.files.hashing import sha256_tensors
 from rlu_cli.files.state_dict import strip_prefixes
 from rlu_cli.images import ImageCollection, ImageSet
 from rlu_cli.models import multiply_adds
+from rlu_cli.simulation.vectors import Layout
 
 
 class ImageSource:
@@ -227,12 +228,13 @@ class ImageSource:
         *,
         noise_std: float = 0.0,
         along: FloatArray | None = None,
+        constant: FloatArray | None = None,
     ) -> Replay | None:
         """The client's training again on the auxiliary images.
 
-        None for schemes whose constant gradients are known of the output layer alone.
+        None for schemes that remember where their constant gradient isn't known.
         """
-        if training.scheme in STATEFUL:
+        if training.scheme in STATEFUL and constant is None:
             return None
         self._loaded = None
         return Replay(
@@ -249,12 +251,29 @@ class ImageSource:
             device=self.run.device,
             noise_std=noise_std,
             along=along,
+            constant=None if constant is None else self._layout.split(torch.from_numpy(constant).float()),
         )
+
+    @cached_property
+    def _layout(self) -> Layout:
+        return Layout(self.network.model)
+
+    def parameters(self, checkpoint: Checkpoint) -> FloatArray:
+        """All parameters of the network in one vector, float64.
+
+        Raises
+        ------
+        MismatchError
+            Some are missing from the file.
+        """
+        tensors = self.network.named(checkpoint)
+        missing = [name for name in self._layout.shapes if name not in tensors]
+        if missing:
+            raise MismatchError(f"expected all of the network's parameters, found no {missing[0]}")
+        return np.asarray(self._layout.flatten(tensors).double().numpy())
 
     def replay_cost(self, training: LocalTraining) -> float:
         """Two for each multiplication; a training step takes three passes."""
-        if training.scheme in STATEFUL:
-            return math.inf
         passed = len(self.auxiliary.images.labels) * len(replay_nodes(training)[0])
         return 2.0 * self._multiply_adds * (passed + 3 * training.samples)
 

@@ -94,8 +94,14 @@ class Measurements:
         *,
         noise_std: float,
         needs_samples: bool,
+        constant: FloatArray | None = None,
     ) -> ResidualPath:
-        """Single samples' residuals on a client's way; ``local`` is the whole model where ``end`` is."""
+        """Single samples' residuals on a client's way; ``local`` is the whole model where ``end`` is.
+
+        Parameters
+        ----------
+        constant : see `Source.replay`
+        """
         start = self.start(training.batch_size).residuals
         if start is None:  # many classes, or an old statistics file
             start = self.measured_start(training.batch_size).residuals
@@ -110,7 +116,9 @@ class Measurements:
         if end is None:
             return ResidualPath(start, samples=samples, along=along)
         effective = self._source.effective_batch(training.batch_size)
-        replay = self._source.replay(local, training, effective, noise_std=noise_std, along=along)
+        replay = self._source.replay(
+            local, training, effective, noise_std=noise_std, along=along, constant=constant
+        )
         last = end.residuals if along is None else end.residuals_along(along)
         return ResidualPath(start, last, replay, samples, along)
 

@@ -42,6 +42,7 @@ class Replay:
     noise_std : of known Gaussian noise on the local model. Of θ_local − θ̃^m only as much is followed, tensor
         by tensor, as noise does not explain: 1 − n σ²/‖θ_local − θ̃^m‖² of it, or nothing
     along : see `ResidualPath`
+    constant : what the scheme adds to every gradient, by parameter name (Scaffold, FedDyn, FedDC)
     """
 
     network: Network
@@ -57,6 +58,7 @@ class Replay:
     device: str
     noise_std: float = 0.0
     along: FloatArray | None = None
+    constant: Mapping[str, Tensor] | None = None
 
     def __call__(self, z: FloatArray, draw: int = 0) -> ResidualMoments | None:
         """Moments of Σ_τ ρ^τ r^τ / Σ_τ ρ^τ over the auxiliary samples; None where training diverges."""
@@ -157,7 +159,8 @@ class Replay:
             if random:
                 ways.enter_context(torch.random.fork_rng(devices=[]))
                 torch.manual_seed(self.seed)  # for dropout
-            local_training(model, feed(), self.training)
+            constant = self.constant and {name: k.to(self.device) for name, k in self.constant.items()}
+            local_training(model, feed(), self.training, constant=constant)
         seen[len(batches)] = snapshot(model)
         return [seen[step] for step in at]
 

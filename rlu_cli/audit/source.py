@@ -72,10 +72,22 @@ class Source(Protocol):
         *,
         noise_std: float = 0.0,
         along: FloatArray | None = None,
+        constant: FloatArray | None = None,
     ) -> Replay | None:
         """A client's training again on auxiliary samples, None where there is no network to train.
 
         noise_std, along : see `Replay`
+        constant : what the scheme adds to every gradient, as `parameters` orders them; schemes that remember
+            can't be replayed without
+        """
+
+    def parameters(self, checkpoint: Checkpoint) -> FloatArray:
+        """All parameters of the network in one vector.
+
+        Raises
+        ------
+        MismatchError
+            Some are missing from the file, or there is no network.
         """
 
     def replay_cost(self, training: LocalTraining) -> float:

@@ -1,0 +1,85 @@
+"""Training under schemes that remember, replayed: the whole network's constant gradient from the archive."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from cli_tools import call
+
+from rlu_cli.audit.auditor import Auditor
+from rlu_cli.audit.options import (
+    HistoryOptions,
+    RunOptions,
+    SimulationOptions,
+    StepOptions,
+    TrainingOptions,
+)
+from rlu_cli.files.checkpoint import read_checkpoint
+from rlu_cli.images.datasets import open_dataset
+from rlu_cli.simulation.client import local_training
+from rlu_cli.simulation.run import Simulator
+from rlu_cli.simulation.settings import Simulation
+
+SCHEMES = {"scaffold": {}, "feddyn": {"lambda_": 0.3}, "feddc": {"lambda_": 0.3}}
+
+
+@pytest.fixture(scope="module", params=SCHEMES)
+def federation(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Simulator:
+    """Three rounds of LeNet-5 on digits; every client takes part in two thirds of them."""
+    root = tmp_path_factory.mktemp(request.param) / "archive"
+    training = StepOptions(lr="0.05", batch_size=16, steps=4, scheme=request.param, **SCHEMES[request.param])
+    options = SimulationOptions(rounds=3, clients=3, aux_per_class=20, participation=0.67)
+    made = Simulator(
+        Simulation("digits", "lenet5", "half", 0, training, options), open_dataset("digits"), root
+    )
+    for _ in made.run():
+        pass
+    return made
+
+
+def test_the_client_trains_again_as_it_did(federation: Simulator) -> None:
+    """With its own batches and the constant gradient from the files alone, to its very model."""
+    root = federation.root
+    folder = root / "round_0003"
+    local = sorted(folder.glob("client_*.safetensors"))[0]
+    auditor = Auditor(folder / "global.safetensors", [local], aux=root / "aux", run=RunOptions(samples=50))
+    found = auditor.recover(local, TrainingOptions(), ["auto"], HistoryOptions(history=[root]))
+    path = found.observation.residuals
+    assert path is not None and path.replay is not None
+    constant = path.replay.constant
+    training, batches = federation._plan(3, int(local.stem.rpartition("_")[2]))
+    model = federation.model
+    model.load_state_dict(dict(read_checkpoint(folder / "global.safetensors").tensors))
+    local_training(model, (federation.data.batch(rows) for rows in batches), training, constant=constant)
+    expected = read_checkpoint(local).tensors
+    for name, value in model.state_dict().items():
+        moved = (expected[name] - auditor.reference.tensors[name]).abs().max()
+        np.testing.assert_allclose(value, expected[name], atol=1e-3 * float(moved))
+    (recovery,) = found.recoveries
+    assert recovery.method == "gls"
+    assert recovery.diagnostics["replays"] == 3
+    assert recovery.low is not None
+    assert max(float(k.abs().max()) for k in constant.values()) > 0
+
+
+@pytest.mark.parametrize("federation", ["scaffold"], indirect=True)
+def test_variates_of_the_head_alone_leave_gls_without_replays(federation: Simulator, tmp_path: Path) -> None:
+    root = federation.root
+    folder = root / "round_0003"
+    local = sorted(folder.glob("client_*.safetensors"))[0]
+    head = {
+        name: torch.zeros_like(value)
+        for name, value in read_checkpoint(local).tensors.items()
+        if name.startswith("fc3.")
+    }
+    variates = tmp_path / "zero.pt"
+    torch.save(head, variates)
+    document = call(
+        "recover", "--global", folder / "global.safetensors", "--local", local, "--aux", root / "aux",
+        "--server-control", variates, "--client-control", variates, "--samples", 50,
+    ).document  # fmt: skip
+    assert document["method"] == "gls"
+    assert document["diagnostics"]["replays"] == 0
