@@ -2,6 +2,7 @@
 
     python benchmarks/schemes.py                     (about 15 minutes on 2 cores)
     python benchmarks/schemes.py --seeds 1 --quick   (2 minutes)
+    python benchmarks/schemes.py --method gls --only Scaffold --only "FedDyn λ = 0.1" --only "FedDC λ = 0.1"
 
 Real training: LeNet-5, Fashion-MNIST, 10 clients, Dirichlet 0.5, batch 32, lr 0.01, 100 auxiliary images a
 class. From a global model of each accuracy three rounds are simulated; the clients of the last are
@@ -41,6 +42,8 @@ ROUNDS = 3
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seeds", type=int, default=2)
+    parser.add_argument("--method", default="rlu", help="instead of rlu")
+    parser.add_argument("--only", action="append", choices=SCHEMES, help="a scheme; may be repeated")
     parser.add_argument("--quick", action="store_true", help="the first two stages only")
     parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "schemes.ndjson")
     arguments = parser.parse_args()
@@ -50,19 +53,19 @@ def main() -> None:
     for seed in range(arguments.seeds):
         for stage, target in stages.items():
             start = lenet_at_accuracy(images, target, seed=seed)
-            for name, options in SCHEMES.items():
+            for name in arguments.only or SCHEMES:
                 for steps in (1, 10) if name == "FedAvg, SGD" else (10,):
-                    rows += measure(images, start, seed, stage, name, steps, options)
+                    rows += measure(images, start, seed, stage, name, steps, arguments.method)
     write_ndjson(arguments.output, rows)
     print(f"{machine()}; {arguments.seeds} seeds × 10 clients, mean ± standard deviation over clients\n")
-    print(table(rows, list(stages)))
+    print(table(rows, list(stages), arguments.method))
 
 
 def measure(
-    images: Any, start: Any, seed: int, stage: str, name: str, steps: int, options: dict[str, Any]
+    images: Any, start: Any, seed: int, stage: str, name: str, steps: int, method: str
 ) -> list[dict[str, Any]]:
     """Scores of every client of the last round, told right and told plain."""
-    training = StepOptions(lr="0.01", batch_size=32, steps=steps, **options)
+    training = StepOptions(lr="0.01", batch_size=32, steps=steps, **SCHEMES[name])
     simulation = Simulation(
         "fashion-mnist", "lenet5", NORMALIZATION, seed, training, SimulationOptions(rounds=ROUNDS)
     )
@@ -72,7 +75,7 @@ def measure(
         for _ in Simulator(simulation, images, root, start=start).run():
             pass
         for told, override in (("right", TrainingOptions()), ("plain", PLAIN)):
-            for pair in evaluate_archive(root, ["rlu"], training=override, rounds=[ROUNDS]):
+            for pair in evaluate_archive(root, [method], training=override, rounds=[ROUNDS]):
                 rows.append(
                     {
                         "seed": seed,
@@ -83,14 +86,14 @@ def measure(
                         "client": pair.client,
                         "method": pair.method,
                         "model_accuracy": pair.accuracy,
-                        **pair.scores.document(),
+                        **pair.numbers(),
                     }
                 )
     return rows
 
 
-def table(rows: list[dict[str, Any]], stages: list[str]) -> str:
-    """Scheme × stage: iAcc told right, cAcc told right, iAcc told plain FedAvg."""
+def table(rows: list[dict[str, Any]], stages: list[str], method: str) -> str:
+    """Scheme × stage: iAcc and cAcc told right, the same told plain FedAvg; bounds where there are any."""
     lines = []
     for name in SCHEMES:
         for steps in (1, 10):
@@ -100,9 +103,14 @@ def table(rows: list[dict[str, Any]], stages: list[str]) -> str:
                 ]
                 if not chosen:
                     continue
-                right = [r for r in chosen if r["told"] == "right" and r["method"] == "rlu"]
-                plain = [r for r in chosen if r["told"] == "plain" and r["method"] == "rlu"]
-                uniform = [r for r in chosen if r["told"] == "right" and r["method"] != "rlu"]
+                right = [r for r in chosen if r["told"] == "right" and r["method"] == method]
+                plain = [r for r in chosen if r["told"] == "plain" and r["method"] == method]
+                uniform = [r for r in chosen if r["told"] == "right" and r["method"] != method]
+                bounded = [r for r in right if "bounds_hold" in r]
+                bounds = (
+                    f"{sum(r[key] for r in bounded) / max(len(bounded), 1):.1%}"
+                    for key in ("bounds_hold", "bounds_width")
+                )
                 accuracy = sum(r["model_accuracy"] for r in right) / len(right)
                 lines.append(
                     (
@@ -114,6 +122,7 @@ def table(rows: list[dict[str, Any]], stages: list[str]) -> str:
                         mean_sd(r["iAcc"] for r in plain),
                         mean_sd(r["cAcc"] for r in plain),
                         mean_sd(r["iAcc"] for r in uniform),
+                        ", ".join(bounds) if bounded else "",
                     )
                 )
     columns = (
@@ -125,6 +134,7 @@ def table(rows: list[dict[str, Any]], stages: list[str]) -> str:
         "iAcc, told FedAvg",
         "cAcc, told FedAvg",
         "uniform iAcc",
+        "bounds hold, width",
     )
     return markdown(columns, lines)
 
