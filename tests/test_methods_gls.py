@@ -15,7 +15,8 @@ from rlu_cli.core.recover import recover_labels
 from rlu_cli.core.reliability import reliability
 from rlu_cli.core.residuals import ResidualMoments, ResidualPath, residual_moments, residuals
 from rlu_cli.core.schemes import impulse_response
-from rlu_cli.core.types import FloatArray, IntArray, LocalTraining, Observation
+from rlu_cli.core.types import FloatArray, HeadUpdate, IntArray, LocalTraining, Observation
+from rlu_cli.core.unit_direction import UnitDirection
 from rlu_cli.errors import MismatchError
 
 N = 6
@@ -168,6 +169,29 @@ def test_an_update_out_of_reach_widens_the_bounds() -> None:
     far = replace(near, chi_squared=100.0, freedom=3)
     spread = [np.std(solutions_of_like_updates(f, seed=0), axis=0).sum() for f in (near, far)]
     assert spread[1] > 1.5 * spread[0]
+
+
+@pytest.mark.parametrize("steps", [1, 10])
+def test_a_head_without_bias_is_solved_by_what_shows_along_its_direction(steps: int) -> None:
+    """Classes whose embeddings are longer or shorter along it than 1, as after some training."""
+    rng = np.random.default_rng(6)
+    training = LocalTraining(steps, 32, 0.1)
+    observation, counts = scripted_observation(training, bias=False)
+    z, S, E = counts / counts.sum(), observation.start.confidence, rng.normal(size=(N, 8))
+    lengths = rng.uniform(0.8, 1.2, N)
+    v = np.linalg.lstsq(E, lengths, rcond=None)[0]
+    statistics = replace(observation.start, embedding_mean=E, unit=UnitDirection(v, 0.1))
+    rest = exact_residuals(np.eye(N) - S)
+    seen = replace(
+        observation,
+        update=HeadUpdate(0.1 * steps * np.einsum("n,nj,nl->jl", z, np.eye(N) - S, E), None),
+        start=statistics,
+        end=statistics,
+        residuals=ResidualPath(rest, rest),
+    )
+    found = recover_labels(seen, method="gls")
+    np.testing.assert_array_equal(found.counts, counts)
+    np.testing.assert_allclose(found.estimate, counts, atol=1e-3 * counts.sum())
 
 
 def test_a_class_without_samples_is_refused() -> None:

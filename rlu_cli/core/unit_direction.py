@@ -68,6 +68,18 @@ def unit_direction(embeddings: NDArray[np.floating]) -> UnitDirection:
     return UnitDirection(np.asarray(direction), float(np.sqrt(best)))
 
 
+def mean_lengths(head: Head, start: ModelStatistics, model: ModelStatistics) -> FloatArray:
+    """E[e·v | class] under a model, shape (N,): how much of a class's share of −∇b shows along v.
+
+    With a bias, all of it: 1.
+
+    v is the global model's, and embeddings move as a model trains, all samples of a class much alike.
+    """
+    if head.bias is not None or start.unit is None or model.embedding_mean is None:
+        return np.ones(start.num_classes)
+    return np.asarray(model.embedding_mean @ start.unit.direction)
+
+
 def stands_for_bias(head: Head, start: ModelStatistics, noise_std: float) -> bool:
     """Whether the head has a bias, or its weight's update says what the bias's would.
 

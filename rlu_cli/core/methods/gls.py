@@ -23,6 +23,7 @@ from rlu_cli.core.residuals import Replay, ResidualMoments
 from rlu_cli.core.schemes import batch_variance, impulse_response
 from rlu_cli.core.simplex import SimplexSolution, SimplexSolver, simplex_least_squares
 from rlu_cli.core.types import Estimate, FloatArray, IntArray, LocalTraining, Note
+from rlu_cli.core.unit_direction import mean_lengths
 
 _SWEEPS = 4
 """Alternations of weights and solution; the weights settle in two or three."""
@@ -139,23 +140,27 @@ def solve(problem: Problem) -> Estimate:
     assert path is not None
     training = problem.observation.training
     u, noise = observed_views(problem.observation, problem.u, problem.gradient)
-    parts: Sequence[tuple[float, ResidualMoments]] = [(1.0, path.start)]
-    if path.end is not None:
+    observation = problem.observation
+    shown = mean_lengths(observation.head, observation.start, observation.start)
+    parts: Sequence[tuple[float, ResidualMoments]] = [(1.0, _shown(path.start, shown))]
+    if path.end is not None and observation.end is not None:
         position = problem.path.position
-        parts = [(1 - position, path.start), (position, path.end)]
+        later = mean_lengths(observation.head, observation.start, observation.end)
+        parts = [(1 - position, _shown(path.start, shown)), (position, _shown(path.end, later))]
+        shown = (1 - position) * shown + position * later
     found = fit(ResidualModel(parts, training, noise=noise), u)
     replayed: list[ResidualMoments] = []
     if path.replay is not None and training.steps > 1:
         first = path.replay(found.solution.z, 0)
         if first is not None:
-            found = fit(ResidualModel([(1.0, first)], training, noise=noise), u)
+            found = fit(ResidualModel([(1.0, _shown(first, shown))], training, noise=noise), u)
             z = found.solution.z
             mixes = [z] * _REPLAYS
             if any(noise):
                 mixes = list(solutions_of_like_updates(found, seed=problem.observation.seed)[:_REPLAYS])
             replayed = list(_replayed(path.replay, mixes, problem.observation.progress))
     if replayed:
-        mean = [(1 / len(replayed), m) for m in replayed]
+        mean = [(1 / len(replayed), _shown(m, shown)) for m in replayed]
         found = fit(ResidualModel(mean, training, replays=True, noise=noise), u)
     total, solution = training.samples, found.solution
     low = high = presence = None
@@ -184,6 +189,14 @@ def solve(problem: Problem) -> Estimate:
         high=high,
         presence=presence,
     )
+
+
+def _shown(moments: ResidualMoments, lengths: FloatArray) -> ResidualMoments:
+    """Of what shows along the direction that stands for a bias: see `mean_lengths`."""
+    if np.all(lengths == 1.0):
+        return moments
+    scaled = moments.factor * lengths[:, None, None]
+    return ResidualMoments(moments.mean * lengths[:, None], scaled, moments.counts)
 
 
 def solve_instead(problem: Problem, *notes: Note, **found: float) -> Estimate:
