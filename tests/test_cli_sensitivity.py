@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from cli_tools import QUICK, call, sample
 
-from rlu_cli.audit import auditor
+from rlu_cli.audit import measurements
 
 
 @pytest.mark.parametrize(("method", "compared"), [("rlu", 6), ("gls", 1)])
@@ -37,13 +37,13 @@ def test_each_entry_is_what_the_changed_call_gives(method: str, compared: int) -
 
 def test_it_is_in_the_table_and_no_model_is_measured_again(monkeypatch: pytest.MonkeyPatch) -> None:
     measured = []
-    measure = auditor.Measurement
+    measure = measurements.Measurement
 
     def counted(*args: object, **kwargs: object) -> object:
         measured.append(args)
         return measure(*args, **kwargs)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(auditor, "Measurement", counted)
+    monkeypatch.setattr(measurements, "Measurement", counted)
     outcome = call("recover", *sample("untrained_m1"), *QUICK, "--sensitivity", "-v")
     found = outcome.document["sensitivity"]
     shown = " ".join(outcome.err.split())
