@@ -96,7 +96,7 @@ def test_what_methods_fit_serves_other_clients_that_train_alike(
         return made(self, z, draw)
 
     monkeypatch.setattr(Replay, "update", counted)
-    flags = ["recover", *sample("trained_m10"), "--method", "surrogate", *QUICK]
+    flags = ["recover", *sample("trained_m1"), "--method", "surrogate", *QUICK]
     first = call(*flags, "--cache", tmp_path)
     number = len(replays)
     assert call(*flags, "--cache", tmp_path).out == first.out

@@ -31,6 +31,10 @@ from rlu_cli.files.safetensors_io import save_safetensors
 ROUNDS = ("untrained_m1", "trained_m1", "untrained_m10", "trained_m10")
 
 
+PLAIN = (*QUICK, "--method", "rlu")
+"""Quick to solve: what counts here is what is read."""
+
+
 def difference(round_: str, client: int = 0) -> State:
     """local − global of a sample round."""
     before = tensors(SAMPLES / round_ / "global.safetensors")
@@ -53,8 +57,8 @@ def as_update(folder: Path, round_: str, client: int = 0, **about: str) -> list[
 
 @pytest.mark.parametrize("round_", ROUNDS)
 def test_update_gives_the_counts_of_add_update(tmp_path: Path, round_: str) -> None:
-    whole = call("recover", *sample(round_), *QUICK).document
-    found = call("recover", *as_update(tmp_path, round_), "--update", "delta", *QUICK).document
+    whole = call("recover", *sample(round_), *PLAIN).document
+    found = call("recover", *as_update(tmp_path, round_), "--update", "delta", *PLAIN).document
     assert found["counts"] == whole["counts"]
     np.testing.assert_allclose(
         [entry["estimate"] for entry in found["classes"]],
@@ -65,14 +69,14 @@ def test_update_gives_the_counts_of_add_update(tmp_path: Path, round_: str) -> N
 
 
 def test_annotation_says_what_the_file_holds(tmp_path: Path) -> None:
-    whole = call("recover", *sample("trained_m1"), *QUICK).document
+    whole = call("recover", *sample("trained_m1"), *PLAIN).document
     flags = as_update(tmp_path, "trained_m1", update="delta")
-    found = call("recover", *flags, *QUICK).document
+    found = call("recover", *flags, *PLAIN).document
     assert (found["counts"], found["inputs"]["local"]["update"]) == (whole["counts"], "delta")
     sidecar = as_update(tmp_path, "trained_m1")
     (tmp_path / "round.json").write_text('{"update": "delta"}')
-    assert call("recover", *sidecar, *QUICK).document["counts"] == whole["counts"]
-    overruled = call("recover", *sidecar, "--update", "weights", *QUICK)
+    assert call("recover", *sidecar, *PLAIN).document["counts"] == whole["counts"]
+    overruled = call("recover", *sidecar, "--update", "weights", *PLAIN)
     assert "local-looks-like-delta" in overruled.codes
     (tmp_path / "round.json").write_text('{"update": "gradient"}')
     refusal = call("recover", *sidecar).refusal(4)
@@ -85,9 +89,9 @@ def test_wrong_word_for_the_update() -> None:
 
 @pytest.mark.parametrize("round_", ROUNDS)
 def test_mistaken_kind_is_noticed_and_fails_strict(tmp_path: Path, round_: str) -> None:
-    forgotten = call("recover", *as_update(tmp_path, round_), *QUICK, "--strict")
+    forgotten = call("recover", *as_update(tmp_path, round_), *PLAIN, "--strict")
     assert forgotten.code == 5 and "local-looks-like-delta" in forgotten.err
-    claimed = call("recover", *sample(round_), "--update", "delta", *QUICK, "--strict")
+    claimed = call("recover", *sample(round_), "--update", "delta", *PLAIN, "--strict")
     assert claimed.code == 5 and "delta-looks-like-weights" in claimed.err
 
 
@@ -281,9 +285,9 @@ def nested(folder: Path, *, round_: str = "trained_m1") -> list[Path]:
 
 
 def test_key_chooses_among_nested_weights(tmp_path: Path) -> None:
-    counts = call("recover", *sample("trained_m1"), *QUICK).document["counts"]
+    counts = call("recover", *sample("trained_m1"), *PLAIN).document["counts"]
     reference, local = nested(tmp_path)
-    flags = ["--aux", AUX, "--key", "ema.shadow", *QUICK]
+    flags = ["--aux", AUX, "--key", "ema.shadow", *PLAIN]
     both = call("recover", "--global", reference, "--local", local, *flags)
     assert both.document["counts"] == counts
     folder = SAMPLES / "trained_m1"
@@ -333,8 +337,8 @@ def test_statistics_remember_the_key(tmp_path: Path) -> None:
     made = ["--global", reference, "--key", "ema.shadow", "--aux", AUX, *QUICK, "-o", stats]
     assert call("estimate-logits", *made).code == 0
     pair = ["--global", reference, "--local", local, "--stats", stats]
-    found = call("recover", *pair, "--key", "ema.shadow", *QUICK).document
-    assert found["counts"] == call("recover", *sample("trained_m1"), *QUICK).document["counts"]
+    found = call("recover", *pair, "--key", "ema.shadow", *PLAIN).document
+    assert found["counts"] == call("recover", *sample("trained_m1"), *PLAIN).document["counts"]
     assert "'ema.shadow'" in call("recover", *pair, *QUICK).refusal(4)
 
 
