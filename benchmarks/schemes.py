@@ -44,11 +44,13 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--method", default="rlu", help="instead of rlu")
     parser.add_argument("--only", action="append", choices=SCHEMES, help="a scheme; may be repeated")
+    parser.add_argument("--stage", action="append", choices=STAGES, help="may be repeated; default: all")
     parser.add_argument("--quick", action="store_true", help="the first two stages only")
     parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "schemes.ndjson")
     arguments = parser.parse_args()
     images = open_dataset("fashion-mnist")
-    stages = dict(list(STAGES.items())[: 2 if arguments.quick else 3])
+    quick = list(STAGES)[: 2 if arguments.quick else 3]
+    stages = {stage: STAGES[stage] for stage in arguments.stage or quick}
     rows = []
     for seed in range(arguments.seeds):
         for stage, target in stages.items():
