@@ -14,19 +14,15 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from time import perf_counter
 from typing import Any
 
 import numpy as np
 from common import NORMALIZATION, lenet_at_accuracy, machine, markdown, mean_sd
-from regimes import few
+from regimes import few, scored
 
-from rlu_cli.audit.auditor import Auditor
-from rlu_cli.audit.options import RunOptions, SimulationOptions, StepOptions, TrainingOptions
-from rlu_cli.core.metrics import score_bounds, score_counts, uniform_counts
+from rlu_cli.audit.options import SimulationOptions, StepOptions
 from rlu_cli.images import ImageSet
 from rlu_cli.images.datasets import open_dataset
-from rlu_cli.simulation.archive import AUX, read_truth_lines, round_folder
 from rlu_cli.simulation.run import Simulator
 from rlu_cli.simulation.settings import Simulation
 
@@ -84,29 +80,8 @@ def measure(images: ImageSet, regime: str, seed: int) -> Iterator[Row]:
         root = Path(folder) / "archive"
         for _ in Simulator(simulation, images, root, start=start).run():
             pass
-        auditor = None
-        for line in read_truth_lines(root):
-            round_ = round_folder(root, line.round)
-            local = round_ / f"{line.client}.safetensors"
-            if auditor is None:
-                auditor = Auditor(round_ / "global.safetensors", [local], aux=root / AUX, run=RunOptions())
-            truth = np.array(line.counts)
-            for method in METHODS:
-                began = perf_counter()
-                found = auditor.recover(local, TrainingOptions(), [method]).recoveries[0]
-                seconds = perf_counter() - began
-                yield {
-                    "regime": regime,
-                    "seed": seed,
-                    "client": line.client,
-                    "method": method,
-                    "accuracy": line.accuracy,
-                    "samples": found.total,
-                    **score_counts(found.counts, truth).document(),
-                    **score_bounds(found, truth),
-                    "uniform_iAcc": score_counts(uniform_counts(len(truth), found.total), truth).i_acc,
-                    "seconds": seconds,
-                }
+        for scores, _, _ in scored(root, METHODS):
+            yield {"regime": regime, "seed": seed, **scores}
 
 
 def table(rows: list[Row]) -> str:

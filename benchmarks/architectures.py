@@ -49,7 +49,7 @@ KINDS = {
     },
 }
 METHODS = ("rlu", "gls", "regression", "replay")
-ELSEWHERE = {"1": "replay", "10": "regression"}
+ELSEWHERE = {1: "replay", 10: "regression"}
 """By steps, the method that says there what another one says."""
 
 CLIENTS = 5
@@ -61,13 +61,13 @@ def rounds(kinds: Iterable[str], seeds: int) -> Iterator[Round]:
         for kind in kinds:
             large = kind == "large"
             for trained in (False, True):
-                for steps in ("10",) if large else ("1", "10"):
+                for steps in (10,) if large else (1, 10):
                     for arch in KINDS[kind].values():
                         yield _round(arch, steps, seed, trained=trained, large=large)
 
 
-def _round(arch: str, steps: str, seed: int, *, trained: bool, large: bool) -> Round:
-    clients, span, pretraining = 10, {"steps": int(steps)}, Pretraining(1000, lr=0.02)
+def _round(arch: str, steps: int, seed: int, *, trained: bool, large: bool) -> Round:
+    clients, span, pretraining = 10, {"steps": steps}, Pretraining(1000, lr=0.02)
     if arch == FEDAVG:
         clients, span, pretraining = 100, {"epochs": 5}, Pretraining(300, lr=0.02)
     return Round(

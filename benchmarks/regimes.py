@@ -22,10 +22,10 @@ from typing import Any
 import numpy as np
 from common import NORMALIZATION, lenet_at_accuracy, machine, markdown, mean_sd
 
-from rlu_cli.audit.auditor import Auditor
+from rlu_cli.audit.auditor import Auditor, ClientRound
 from rlu_cli.audit.options import RunOptions, SimulationOptions, StepOptions, TrainingOptions
 from rlu_cli.audit.report import client_reliability
-from rlu_cli.core.metrics import score_bounds, score_counts
+from rlu_cli.core.metrics import score_bounds, score_counts, uniform_counts
 from rlu_cli.images import ImageSet
 from rlu_cli.images.datasets import open_dataset
 from rlu_cli.simulation.archive import AUX, read_truth_lines, round_folder
@@ -85,32 +85,45 @@ def main() -> None:
 def measure(images: ImageSet, regime: str, seed: int, methods: Sequence[str]) -> Iterator[Row]:
     """Scores of every client of one round, by each of ``methods`` on the same files."""
     with simulated(images, regime, seed) as root:
-        auditor = None
-        for line in read_truth_lines(root):
-            round_ = round_folder(root, line.round)
-            local = round_ / f"{line.client}.safetensors"
-            if auditor is None:
-                auditor = Auditor(round_ / "global.safetensors", [local], aux=root / AUX, run=RunOptions())
-            truth = np.array(line.counts)
-            for method in methods:
-                began = perf_counter()
-                client = auditor.recover(local, TrainingOptions(), [method])
-                found = client.recoveries[0]
-                grade = client_reliability(auditor, client, found)
-                yield {
-                    "regime": regime,
-                    "seed": seed,
-                    "client": line.client,
-                    "method": method,
-                    "accuracy": line.accuracy,
-                    **score_counts(found.counts, truth).document(),
-                    **score_bounds(found, truth),
-                    "seconds": perf_counter() - began,
-                    "grade": grade.grade,
-                    "expected_iAcc": grade.expected_i_acc,
-                    "motion": found.diagnostics["motion"],
-                    "own_confidence": found.diagnostics["own_confidence"],
-                }
+        for scores, auditor, client in scored(root, methods):
+            found = client.recoveries[0]
+            grade = client_reliability(auditor, client, found)
+            yield {
+                "regime": regime,
+                "seed": seed,
+                **scores,
+                "grade": grade.grade,
+                "expected_iAcc": grade.expected_i_acc,
+                "motion": found.diagnostics["motion"],
+                "own_confidence": found.diagnostics["own_confidence"],
+            }
+
+
+def scored(root: Path, methods: Sequence[str]) -> Iterator[tuple[Row, Auditor, ClientRound]]:
+    """Every client of an archive of one round by each method: its scores, and what they come from."""
+    auditor = None
+    for line in read_truth_lines(root):
+        round_ = round_folder(root, line.round)
+        local = round_ / f"{line.client}.safetensors"
+        if auditor is None:
+            auditor = Auditor(round_ / "global.safetensors", [local], aux=root / AUX, run=RunOptions())
+        truth = np.array(line.counts)
+        for method in methods:
+            began = perf_counter()
+            client = auditor.recover(local, TrainingOptions(), [method])
+            seconds = perf_counter() - began
+            found = client.recoveries[0]
+            scores = {
+                "client": line.client,
+                "method": method,
+                "accuracy": line.accuracy,
+                "samples": found.total,
+                **score_counts(found.counts, truth).document(),
+                **score_bounds(found, truth),
+                "uniform_iAcc": score_counts(uniform_counts(len(truth), found.total), truth).i_acc,
+                "seconds": seconds,
+            }
+            yield scores, auditor, client
 
 
 def simulator(images: ImageSet, regime: str, seed: int, root: Path) -> Simulator:

@@ -26,6 +26,9 @@ AUX = SAMPLES / "aux"
 QUICK = ("--samples", "200")
 """For tests that don't look at the counts closely."""
 
+PLAIN = (*QUICK, "--method", "rlu")
+"""For tests of what is read, and not of how it is solved."""
+
 State = Mapping[str, Tensor]
 
 

@@ -9,15 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from cli_tools import AUX, QUICK, SAMPLES, Outcome, State, call, metadata, sample, tensors
+from cli_tools import AUX, PLAIN, SAMPLES, Outcome, State, call, metadata, sample, tensors
 from safetensors.torch import save_file
 
 from rlu_cli.models import build_model, parse_spec
 
 Writer = Callable[[Path, State], Path]
-
-PLAIN = (*QUICK, "--method", "rlu")
-"""Quick to solve: what counts here is what is read."""
 
 ROUND, CLIENT = "trained_m1", 1
 VALUES = metadata(SAMPLES / ROUND / f"client_{CLIENT}.safetensors")

@@ -10,6 +10,7 @@ import pytest
 import torch
 from cli_tools import (
     AUX,
+    PLAIN,
     QUICK,
     SAMPLES,
     State,
@@ -29,10 +30,6 @@ from rlu_cli.files.checkpoint import read_checkpoint
 from rlu_cli.files.safetensors_io import save_safetensors
 
 ROUNDS = ("untrained_m1", "trained_m1", "untrained_m10", "trained_m10")
-
-
-PLAIN = (*QUICK, "--method", "rlu")
-"""Quick to solve: what counts here is what is read."""
 
 
 def difference(round_: str, client: int = 0) -> State:

@@ -29,6 +29,8 @@ TRANSFORMERS = {
     "num_labels": 11,
 }
 
+BY_GLS = (*QUICK, "--method", "gls")
+
 
 def written(folder: Path, document: object) -> Path:
     (folder / "config.json").write_text(json.dumps(document), encoding="utf-8")
@@ -148,17 +150,7 @@ def bare(folder: Path) -> list[object]:
         keep = ("fl.lr", "fl.batch_size", "fl.steps")
         about = {key: value for key, value in metadata(path).items() if key in keep}
         write_torch(folder / f"{name}.pt", {"state_dict": tensors(path), **about})
-    return [
-        "--global",
-        folder / "global.pt",
-        "--local",
-        folder / "client_0.pt",
-        "--aux",
-        AUX,
-        "--method",
-        "gls",
-        *QUICK,
-    ]
+    return ["--global", folder / "global.pt", "--local", folder / "client_0.pt", "--aux", AUX, *BY_GLS]
 
 
 def described() -> dict[str, Any]:
@@ -174,17 +166,7 @@ def test_recovery_takes_names_and_inputs_from_it(tmp_path: Path) -> None:
     flags = bare(tmp_path)
     written(tmp_path, described())
     path = SAMPLES / "trained_m1" / "client_0.safetensors"
-    full = [
-        "--global",
-        path.with_name("global.safetensors"),
-        "--local",
-        path,
-        "--aux",
-        AUX,
-        "--method",
-        "gls",
-        *QUICK,
-    ]
+    full = ["--global", path.with_name("global.safetensors"), "--local", path, "--aux", AUX, *BY_GLS]
     whole, found = call("recover", *full).document, call("recover", *flags).document
     assert found["counts"] == whole["counts"]
     assert found["classes"] == whole["classes"]

@@ -125,14 +125,15 @@ class Case:
         before, after = head_of(reference.tensors), head_of(local.tensors)
         k, notes = None, []
         if training.scheme in STATEFUL:
-            k, notes = constant_gradient(
+            stacked, notes = constant_gradient(
                 HISTORY,
-                before,
+                stack(before),
                 training,
                 client=client,
                 archived=HistoryOptions(**{"history": [self.root], **archived}),
                 annotations=annotations,
             )
+            k = unstack(stacked, before)
         statistics = statistics_of(self.S, np.tile(self.mean_embedding, (N, 1)))
         observation = Observation(
             head_update(after, before), before, training, statistics, statistics, constant_gradient=k

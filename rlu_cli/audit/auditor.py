@@ -13,7 +13,7 @@ from rlu_cli.audit.clipping import clip_factor, clipped_norm, clipping_note, is_
 from rlu_cli.audit.description import check_described_alike, describe_model
 from rlu_cli.audit.devices import choose_device
 from rlu_cli.audit.given_logits import GivenLogits
-from rlu_cli.audit.history import History, constant_gradient, constant_vector
+from rlu_cli.audit.history import History, constant_gradient, unstack
 from rlu_cli.audit.image_source import ImageSource
 from rlu_cli.audit.learning_rate import with_estimated_rate
 from rlu_cli.audit.local_model import LocalModel, layer_head, open_local
@@ -257,24 +257,25 @@ class Auditor:
         named = {name: get_method(name) for name in methods if name != AUTO}
         kind = update_kind(options.update, annotations)
         opened = open_local(self._named(local), self._named(self.reference), kind, self.head_name)
-        archived = history or HistoryOptions()
-        constant, notes = self._constant_gradient(local, record.training, annotations, options, archived)
+        of = (local, record.training, annotations, options, history or HistoryOptions())
+        found, notes = self._constant_gradient(*of)
+        constant = None if found is None else unstack(found, self.head)
         opened, told, scaled, more = self._unclipped(opened, record, constant)
         notes += more
         notes += self._stored_for_another_batch(record.training.batch_size)
+        start = self.measured.start(record.training.batch_size)
         noisy, seen = with_seen_noise(
             told,
             Observation(
                 update=opened.update,
                 head=opened.head,
                 training=record.training,
-                start=self.measured.start(record.training.batch_size),
+                start=start,
                 constant_gradient=constant,
                 rounding=opened.rounding,
             ),
         )
         notes += seen
-        start = self.measured.start(record.training.batch_size)
         has_bias = stands_for_bias(opened.head, start, noisy.noise_std)
         chosen = [named.get(name) or self._best(noisy, has_bias=has_bias) for name in methods]
         for method in chosen:
@@ -292,7 +293,7 @@ class Auditor:
             update=opened.update,
             head=opened.head,
             training=record.training,
-            start=self.measured.start(record.training.batch_size),
+            start=start,
             end=None if end is None else end.statistics,
             residuals=self.measured.residuals(
                 end,
@@ -300,9 +301,7 @@ class Auditor:
                 record.training,
                 noise_std=noisy.noise_std,
                 needs_samples=needs_samples,
-                constant=None
-                if end is None
-                else self._whole_constant(local, record.training, annotations, options, archived),
+                constant=None if end is None else self._whole_constant(*of),
             )
             if needs_residuals
             else None,
@@ -457,42 +456,27 @@ class Auditor:
         annotations: Annotations,
         options: TrainingOptions,
         archived: HistoryOptions,
-    ) -> tuple[Head | None, list[Note]]:
-        """What the scheme adds to every gradient of the head, None where it adds nothing."""
+        *,
+        whole: bool = False,
+    ) -> tuple[FloatArray | None, list[Note]]:
+        """What the scheme adds to every gradient of the head, or of all parameters; None where nothing."""
         if training.scheme not in STATEFUL:
             return None, []
+        parameters = self.source.parameters if whole else None
+        history = History(self._named, self.head_name, options, self.options.key, parameters)
         return constant_gradient(
-            History(self._named, self.head_name, options, self.options.key),
-            self.head,
+            history,
+            history.vector(self._named(self.reference)),
             training,
             client=local.path.stem,
             archived=archived,
             annotations=annotations,
         )
 
-    def _whole_constant(
-        self,
-        local: Checkpoint,
-        training: LocalTraining,
-        annotations: Annotations,
-        options: TrainingOptions,
-        archived: HistoryOptions,
-    ) -> FloatArray | None:
-        """The same of all parameters, for replays; None where the archive holds it of the head alone."""
-        if training.scheme not in STATEFUL:
-            return None
-        history = History(
-            self._named, self.head_name, options, self.options.key, parameters=self.source.parameters
-        )
+    def _whole_constant(self, *of: Any) -> FloatArray | None:
+        """The same of all parameters, for replays; None too where the archive holds it of the head alone."""
         try:
-            return constant_vector(
-                history,
-                self.source.parameters(self.reference),
-                training,
-                client=local.path.stem,
-                archived=archived,
-                annotations=annotations,
-            )[0]
+            return self._constant_gradient(*of, whole=True)[0]
         except MismatchError:
             return None
 

@@ -59,23 +59,25 @@ class History:
         """A file with its tensors by name."""
         return self.named(read_checkpoint(path, key=self.key, key_optional=True))
 
-    def stacked(self, path: Path) -> FloatArray:
-        """[W | b] of a file's output layer, shape (N, L + 1), or (N, L) without bias; or all parameters."""
-        checkpoint = self.read(path)
+    def vector(self, checkpoint: Checkpoint) -> FloatArray:
+        """[W | b] of the output layer, shape (N, L + 1), or (N, L) without bias; or all parameters."""
         if self.parameters is not None:
             return self.parameters(checkpoint)
         return stack(layer_head(checkpoint, self.head_name))
 
-    def stacked_local(self, path: Path, reference: Path) -> tuple[FloatArray, Checkpoint]:
+    def of_file(self, path: Path) -> FloatArray:
+        """The same of a file."""
+        return self.vector(self.read(path))
+
+    def of_local(self, path: Path, reference: Path) -> tuple[FloatArray, Checkpoint]:
         """The same of a client's model, whose file may hold an update, and the file."""
         local, base = self.read(path), self.read(reference)
         kind = update_kind(
             self.options.update, Annotations(local.metadata, base.metadata, read_sidecar(path))
         )
-        if self.parameters is not None:
-            whole = local if kind == "weights" else add_update(local, base)
-            return self.parameters(whole), local
-        return stack(local_head(local, base, kind, self.head_name)), local
+        if self.parameters is None:
+            return stack(local_head(local, base, kind, self.head_name)), local
+        return self.vector(local if kind == "weights" else add_update(local, base)), local
 
 
 def find_rounds(sources: Sequence[Path], client: str, before: int | None) -> list[PastRound]:
@@ -103,30 +105,6 @@ def find_rounds(sources: Sequence[Path], client: str, before: int | None) -> lis
 
 def constant_gradient(
     history: History,
-    reference: Head,
-    training: LocalTraining,
-    *,
-    client: str,
-    archived: HistoryOptions,
-    annotations: Annotations,
-) -> tuple[Head, list[Note]]:
-    """The scheme's constant gradient of the head in this round, from the client's earlier ones.
-
-    Raises as `constant_vector` does.
-    """
-    k, notes = constant_vector(
-        history,
-        stack(reference),
-        training,
-        client=client,
-        archived=archived,
-        annotations=annotations,
-    )
-    return unstack(k, reference), notes
-
-
-def constant_vector(
-    history: History,
     now: FloatArray,
     training: LocalTraining,
     *,
@@ -134,11 +112,11 @@ def constant_vector(
     archived: HistoryOptions,
     annotations: Annotations,
 ) -> tuple[FloatArray, list[Note]]:
-    """The constant gradient of all that the history looks at, in its shape.
+    """The scheme's constant gradient in this round, from the client's earlier ones, shaped as ``now``.
 
     Parameters
     ----------
-    now : this round's global model, as `History.stacked` has it
+    now : this round's global model, as `History.vector` has it
 
     Raises
     ------
@@ -155,7 +133,7 @@ def constant_vector(
     if archived.client_control is not None:
         if given is None:
             raise MismatchError("expected --server-control beside --client-control: pass both variates")
-        return given - history.stacked(archived.client_control), []
+        return given - history.of_file(archived.client_control), []
     if number == 1 and not rounds:
         return zero if given is None else given, []
     if not rounds:
@@ -167,7 +145,7 @@ def constant_vector(
             f"{notes[0].message}"
         )
     state, control = ClientState.fresh(zero), zero
-    models = (history.stacked(past.reference) for past in rounds)  # two at a time: networks are large
+    models = (history.of_file(past.reference) for past in rounds)  # two at a time: networks are large
     before = next(models)
     for past in rounds:
         if number is None and np.array_equal(before, now):
@@ -177,10 +155,10 @@ def constant_vector(
             )
         after = next(models, now)
         if past.server_control is not None:
-            control = history.stacked(past.server_control)
+            control = history.of_file(past.server_control)
         rate = total_rate
         if past.local is not None:
-            local, checkpoint = history.stacked_local(past.local, past.reference)
+            local, checkpoint = history.of_local(past.local, past.reference)
             rate = _past_rate(history.options, checkpoint, total_rate)
             state = state.after_round(
                 local - before, global_update=after - before, server_control=control, total_rate=rate
@@ -221,7 +199,7 @@ def _given_control(
     path = archived.server_control
     if path is None:
         path = next((now.server_control for now in known if now.number == number), None)
-    return None if path is None else history.stacked(path)
+    return None if path is None else history.of_file(path)
 
 
 def _share(value: str) -> float:

@@ -279,9 +279,7 @@ class ImageSource:
 
     @cached_property
     def _multiply_adds(self) -> int:
-        network = self.network
-        image = torch.zeros(1, network.channels, *network.image_size, device=self.run.device)
-        return multiply_adds(network.model, image)
+        return multiply_adds(self.network.model, self.network.black(self.run.device))
 
     @cached_property
     def _digest(self) -> str:

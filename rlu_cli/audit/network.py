@@ -53,6 +53,10 @@ class Network:
     prefix: str
     """What all names of the model begin with that checkpoints have stripped (``module.``)."""
 
+    def black(self, device: str) -> Tensor:
+        """One image that fits, shape (1, C, H, W): for what hangs on shapes alone."""
+        return torch.zeros(1, self.channels, *self.image_size, device=device)
+
     def load(self, checkpoint: Checkpoint) -> None:
         """Put another checkpoint's weights into the model."""
         load_weights(self.model, self.named(checkpoint), where=str(checkpoint.path))

@@ -70,20 +70,20 @@ class ReplayedClients:
 
     @cached_property
     def _multiply_adds(self) -> int:
-        return multiply_adds(self.base.network.model, self._image)
+        return multiply_adds(self.base.network.model, self.base.network.black(self.base.device))
 
-    @property
-    def _image(self) -> Tensor:
+    @cached_property
+    def _bytes(self) -> tuple[int, int]:
+        """Of one image's outputs, and of the weights."""
         network = self.base.network
-        return torch.zeros(1, network.channels, *network.image_size, device=self.base.device)
+        weights = sum(value.numel() * value.element_size() for value in network.model.state_dict().values())
+        return activation_bytes(network.model, network.black(self.base.device)), int(weights)
 
     def _at_once(self, plans: list[ReplayPlan]) -> int:
         """How many of these fit into memory side by side, outputs and their gradients."""
-        model = self.base.network.model
+        outputs, weights = self._bytes
         batch = max(plan.training.batch_size for plan in plans)
-        parameters = sum(value.numel() * value.element_size() for value in model.state_dict().values())
-        needed = 2 * batch * activation_bytes(model, self._image) + _COPIES * parameters
-        return max(1, int(_MEMORY // needed))
+        return max(1, _MEMORY // (2 * batch * outputs + _COPIES * weights))
 
     @cached_property
     def _side_by_side(self) -> bool:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from rlu_cli.core.responses import directions
-from rlu_cli.core.schemes import batch_variance, impulse_response
+from rlu_cli.core.schemes import batch_variance, pace
 from rlu_cli.core.simplex import simplex_least_squares
 from rlu_cli.core.types import FloatArray, HeadUpdate, LocalTraining, ModelStatistics, Responses
 
@@ -85,7 +85,7 @@ def misfit(
     counts = start.moments.counts
     if counts.max() < 2:
         return None
-    total = float(impulse_response(training).sum())
+    total = pace(training)
     view = _look(update, total, start, start.responses, last.responses, position, noise)
     return _least_misfit(view, batch_variance(training), counts.astype(np.float64), position)
 

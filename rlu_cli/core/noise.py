@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from rlu_cli.core.gradients import without_drift
-from rlu_cli.core.schemes import impulse_response, pace
+from rlu_cli.core.schemes import pace
 from rlu_cli.core.types import FloatArray, Head, Observation
 
 
@@ -39,7 +39,7 @@ def unexplained_noise(observation: Observation) -> float:
     update = without_drift(observation)
     sums = update.weight.sum(axis=0)
     found = float(np.sqrt(np.var(sums, ddof=1) / update.num_classes))
-    if training.samples * found < _COUNTED * float(np.sum(impulse_response(training))):
+    if training.samples * found < _COUNTED * pace(training):
         return 0.0
     return float(2.0 ** (np.round(2 * np.log2(found)) / 2))
 

@@ -12,7 +12,7 @@ from rlu_cli.core.methods.assumptions import is_trained
 from rlu_cli.core.path import solve_on_path
 from rlu_cli.core.residuals import residuals
 from rlu_cli.core.rounding import round_to_total
-from rlu_cli.core.schemes import batch_variance, impulse_response, step_rates
+from rlu_cli.core.schemes import batch_variance, pace, step_rates
 from rlu_cli.core.simplex import SimplexSolver, simplex_least_squares
 from rlu_cli.core.types import Activations, FloatArray, IntArray, LocalTraining, Observation
 
@@ -219,7 +219,7 @@ class Views:
         """(Δ + h)/Σ_τ w^τ in the views, shape ((N − 1) F,), and Σ_τ w^τ, with the rates times ``scale``."""
         observation = replace(self.observation, training=scaled(self.observation.training, scale))
         update = without_drift(observation)
-        total = float(impulse_response(observation.training).sum())
+        total = pace(observation.training)
         moved = update.weight @ self.explanation.weight_view
         if update.bias is not None:
             moved = moved + np.outer(update.bias, self.explanation.bias_view)

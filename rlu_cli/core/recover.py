@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from rlu_cli.core.checks import (
@@ -23,6 +25,7 @@ from rlu_cli.core.noise import normalised_noise
 from rlu_cli.core.rounding import round_to_total
 from rlu_cli.core.schemes import check_training
 from rlu_cli.core.types import (
+    Estimate,
     Head,
     HeadUpdate,
     Observation,
@@ -107,15 +110,16 @@ def recover_labels(observation: Observation, *, method: str = "auto") -> Recover
     size = None
     if not observation.scaled and all(note.code != "update-sparsified" for note in coarse):
         size = size_error(observation, estimate.proportions, moved or 0.0)
-    boundless = observation.scaled or size is not None
+    if observation.scaled or size is not None:
+        estimate = _without_bounds(estimate)
     return Recovery(
         method=chosen.name,
         total=total,
         counts=round_to_total(estimate.proportions, total),
         estimate=total * estimate.proportions,
-        low=None if boundless else estimate.low,
-        high=None if boundless else estimate.high,
-        presence=None if boundless else estimate.presence,
+        low=estimate.low,
+        high=estimate.high,
+        presence=estimate.presence,
         diagnostics={
             "residual": None,
             "aux_accuracy": observation.start.overall_accuracy,
@@ -142,15 +146,17 @@ def _without_linear_checks(observation: Observation, method: Method) -> Recovery
     """The recovery where no check applies that takes the update for a sum of gradients."""
     training, update = observation.training, observation.update
     estimate = method.solve(Problem(observation, normalised_update(observation), mean_gradient(observation)))
+    if observation.scaled:
+        estimate = _without_bounds(estimate)
     moved = update.weight if update.bias is None else update.bias
     return Recovery(
         method=method.name,
         total=training.samples,
         counts=round_to_total(estimate.proportions, training.samples),
         estimate=training.samples * estimate.proportions,
-        low=None if observation.scaled else estimate.low,
-        high=None if observation.scaled else estimate.high,
-        presence=None if observation.scaled else estimate.presence,
+        low=estimate.low,
+        high=estimate.high,
+        presence=estimate.presence,
         diagnostics={
             "residual": None,
             **dict.fromkeys(_OF_GRADIENTS),
@@ -163,6 +169,11 @@ def _without_linear_checks(observation: Observation, method: Method) -> Recovery
         },
         warnings=(*check_coarse(update, resolution=storage_resolution(observation)), *estimate.warnings),
     )
+
+
+def _without_bounds(estimate: Estimate) -> Estimate:
+    """The counts alone: of an update of another size than training made it, bounds mean nothing."""
+    return replace(estimate, low=None, high=None, presence=None)
 
 
 def _automatic(observation: Observation) -> Method:

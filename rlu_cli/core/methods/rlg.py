@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from rlu_cli.core.methods.base import Capabilities, Method, Problem, never, on_simplex
-from rlu_cli.core.schemes import impulse_response
+from rlu_cli.core.schemes import pace
 from rlu_cli.core.types import Estimate, FloatArray, Note
 
 _SEPARATED = 0.5
@@ -59,7 +59,7 @@ def _label_space(problem: Problem) -> FloatArray:
     """C, the first k right singular vectors of ∇Wᵀ, shape (k, N)."""
     weight = problem.gradient.weight
     _, values, C = np.linalg.svd(weight.T, full_matrices=False)
-    steps = float(np.sum(impulse_response(problem.observation.training)))
+    steps = pace(problem.observation.training)
     entry = float(np.finfo(np.float32).eps / 2 * np.abs(problem.observation.head.weight).max()) / abs(steps)
     noise = entry * float(np.sqrt(weight.shape).sum())  # spectral norm of independent errors
     floor = max(noise, float(values[0]) * max(weight.shape) * float(np.finfo(np.float64).eps))
