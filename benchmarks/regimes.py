@@ -28,7 +28,7 @@ from rlu_cli.audit.report import client_reliability
 from rlu_cli.core.metrics import score_bounds, score_counts, uniform_counts
 from rlu_cli.images import ImageSet
 from rlu_cli.images.datasets import open_dataset
-from rlu_cli.simulation.archive import AUX, read_truth_lines, round_folder
+from rlu_cli.simulation.archive import AUX, TruthLine, read_truth_lines, round_folder
 from rlu_cli.simulation.run import Simulator
 from rlu_cli.simulation.settings import Simulation
 
@@ -99,14 +99,20 @@ def measure(images: ImageSet, regime: str, seed: int, methods: Sequence[str]) ->
             }
 
 
-def scored(root: Path, methods: Sequence[str]) -> Iterator[tuple[Row, Auditor, ClientRound]]:
-    """Every client of an archive of one round by each method: its scores, and what they come from."""
+def clients(root: Path) -> Iterator[tuple[TruthLine, Path, Auditor]]:
+    """What each client of an archive of one round trained on, its file, and the auditor of them all."""
     auditor = None
     for line in read_truth_lines(root):
         round_ = round_folder(root, line.round)
         local = round_ / f"{line.client}.safetensors"
         if auditor is None:
             auditor = Auditor(round_ / "global.safetensors", [local], aux=root / AUX, run=RunOptions())
+        yield line, local, auditor
+
+
+def scored(root: Path, methods: Sequence[str]) -> Iterator[tuple[Row, Auditor, ClientRound]]:
+    """Every client of an archive of one round by each method: its scores, and what they come from."""
+    for line, local, auditor in clients(root):
         truth = np.array(line.counts)
         for method in methods:
             began = perf_counter()

@@ -16,15 +16,13 @@ from typing import Any
 
 import numpy as np
 from common import machine, markdown, mean_sd, write_ndjson
-from regimes import simulated
+from regimes import clients, simulated
 
-from rlu_cli.audit.auditor import Auditor
-from rlu_cli.audit.options import RunOptions, TrainingOptions
+from rlu_cli.audit.options import TrainingOptions
 from rlu_cli.core.metrics import score_counts
 from rlu_cli.errors import MismatchError
 from rlu_cli.images import ImageSet
 from rlu_cli.images.datasets import open_dataset
-from rlu_cli.simulation.archive import AUX, read_truth_lines, round_folder
 
 TRIED = (
     "untrained, m = 1",
@@ -64,12 +62,7 @@ def main() -> None:
 def measure(images: ImageSet, regime: str, seed: int, method: str) -> Iterator[Row]:
     """Each client of one round with its rate told, and not told."""
     with simulated(images, regime, seed) as root:
-        auditor = None
-        for line in read_truth_lines(root):
-            round_ = round_folder(root, line.round)
-            local = round_ / f"{line.client}.safetensors"
-            if auditor is None:
-                auditor = Auditor(round_ / "global.safetensors", [local], aux=root / AUX, run=RunOptions())
+        for line, local, auditor in clients(root):
             told = auditor.recover(local, TrainingOptions(), [method])
             truth = np.array(line.counts)
             row = {
