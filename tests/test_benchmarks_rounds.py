@@ -157,6 +157,13 @@ def test_few_has_the_papers_networks_and_no_replays(tmp_path: Path) -> None:
     assert all("rlu" in r.methods for r in bench.asked)
 
 
+def test_plain_vgg_has_no_batch_norm(tmp_path: Path) -> None:
+    bench = Pretended(tmp_path)
+    text = TABLES["plain-vgg"](Plan(SCALES["cpu"], {}), bench)
+    assert all(r.arch.startswith("vgg16:") and r.arch.endswith(",batch_norm=false") for r in bench.asked)
+    assert "(0.946)" in text and "FedProx λ = 5" in text
+
+
 @pytest.mark.parametrize("name", ["progress", "aux-size"])
 def test_curves_are_drawn(name: str, tmp_path: Path) -> None:
     text = FIGURES[name](Plan(SCALES["cpu"], {}), Pretended(tmp_path), tmp_path)

@@ -219,9 +219,15 @@ class Plan:
         alpha: float | None = None,
         pretraining: int = 0,
         methods: tuple[str, ...] | None = None,
+        batch_norm: bool = True,
         **training: object,
     ) -> Iterator[Round]:
-        """One round a seed; of all methods, without `gls` where its replays would take hours."""
+        """One round a seed; of all methods, without `gls` where its replays would take hours.
+
+        Parameters
+        ----------
+        batch_norm : False for VGG-16 as it was before there was any
+        """
         model = model or dataset.model
         if methods is None:
             few = model == "lenet5" or dataset.name == "CIFAR-10"
@@ -232,7 +238,7 @@ class Plan:
         for seed in range(size.seeds):
             yield Round(
                 data=self.data(dataset),
-                arch=f"{model}:activation={activation}",
+                arch=f"{model}:activation={activation}" + ("" if batch_norm else ",batch_norm=false"),
                 normalize=dataset.normalize if official else dataset.stand_in_normalize,
                 seed=seed,
                 training=replace(

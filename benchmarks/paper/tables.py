@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import groupby
+from typing import Any
 
 from benchmarks.common import markdown, mean_sd
 from benchmarks.paper import published
@@ -87,6 +88,27 @@ def table4(plan: Plan, bench: Bench) -> str:
     return _score_tables(("scheme", "model and data"), measured(lines(), bench))
 
 
+def plain_vgg(plan: Plan, bench: Bench) -> str:
+    """Ten steps of an untrained VGG-16 without BatchNorm; the paper doesn't say whether its own has it."""
+
+    def lines() -> Iterator[Line]:
+        for name, activations in (("CIFAR-10", ("relu", "elu")), ("CIFAR-100", ("relu", "selu"))):
+            for activation in activations:
+                yield line(name, activation, "", published.TABLE_2[name, activation, 10])
+        yield line("CIFAR-10", "relu", "α = 5", published.TABLE_3[5.0], alpha=5.0)
+        lr = DATASETS["CIFAR-10"].lr
+        prox, fast = published.TABLE_4["fedprox", 5.0, "CIFAR-10"], published.TABLE_4["sgdm", 0.9, "CIFAR-10"]
+        yield line("CIFAR-10", "relu", "FedProx λ = 5", prox, lr=lr, scheme="fedprox", lambda_=5.0)
+        yield line("CIFAR-10", "relu", "SGDm γ = 0.9", fast, lr=lr, momentum=0.9)
+
+    def line(name: str, activation: str, what: str, printed: Sequence[float], **settings: Any) -> Line:
+        dataset = DATASETS[name]
+        rounds = plan.rounds(dataset, steps=10, activation=activation, batch_norm=False, **settings)
+        return (plan.label(dataset), activation, what), printed, list(rounds)
+
+    return _score_tables(("data", "activation", "setting"), measured(lines(), bench))
+
+
 def table5(plan: Plan, bench: Bench) -> str:
     """What each method can do, as the methods themselves declare."""
     return capability_table(METHODS)
@@ -105,6 +127,7 @@ TABLES: dict[str, Callable[[Plan, Bench], str]] = {
     "table3": table3,
     "table4": table4,
     "table5": table5,
+    "plain-vgg": plain_vgg,
 }
 
 
