@@ -116,9 +116,9 @@ def _with_steps(training: LocalTraining, steps: int) -> LocalTraining:
 
 
 def _with_batch_size(training: LocalTraining, batch_size: int) -> LocalTraining:
-    distinct, samples = training.distinct, training.samples
-    if distinct is None or samples % distinct:
-        total = round(samples * batch_size / training.batch_size)
+    epochs, distinct = training.epochs, training.distinct
+    if epochs is None or distinct is None:
+        total = round(training.samples * batch_size / training.batch_size)
         return replace(training, batch_size=batch_size, total=total)
-    steps = samples // distinct * math.ceil(distinct / batch_size)
-    return replace(_with_steps(training, steps), batch_size=batch_size, total=samples)
+    steps = epochs * math.ceil(distinct / batch_size)
+    return replace(_with_steps(training, steps), batch_size=batch_size, total=training.samples)

@@ -20,6 +20,9 @@ _TOGETHER = 400
 _SPARSEST, _FULLEST = 0.1, 3.0
 """Dirichlet concentrations of the class mixes, from a few classes a client to nearly all alike."""
 
+_EVERYWHERE = 0.15
+"""Of mixes near one: what classes that it lacks get."""
+
 
 @dataclass(frozen=True)
 class FeatureNoise:
@@ -171,7 +174,16 @@ class ClientSimulator:
 def draw_mixes(clients: int, num_classes: int, rng: np.random.Generator) -> FloatArray:
     """Class proportions (clients, N), Dirichlet's with a concentration drawn log-uniformly from 0.1 to 3."""
     alpha = np.exp(rng.uniform(np.log(_SPARSEST), np.log(_FULLEST), (clients, 1)))
-    parts = rng.standard_gamma(alpha, (clients, num_classes)) + np.finfo(float).tiny
+    return _dirichlet(alpha, (clients, num_classes), rng)
+
+
+def mixes_near(z: FloatArray, clients: int, rng: np.random.Generator, *, concentration: float) -> FloatArray:
+    """Class proportions (clients, N), Dirichlet's with c z + 0.15."""
+    return _dirichlet(concentration * z + _EVERYWHERE, (clients, len(z)), rng)
+
+
+def _dirichlet(alpha: FloatArray, shape: tuple[int, int], rng: np.random.Generator) -> FloatArray:
+    parts = rng.standard_gamma(alpha, shape) + np.finfo(float).tiny
     return np.asarray(parts / parts.sum(axis=1, keepdims=True))
 
 

@@ -25,7 +25,7 @@ from rlu_cli.core.noise import centred, normalised_noise
 from rlu_cli.core.residuals import ResidualMoments, ResidualPath
 from rlu_cli.core.rounding import round_to_total
 from rlu_cli.core.schemes import pace, path_position
-from rlu_cli.core.synthetic_clients import draw_mixes
+from rlu_cli.core.synthetic_clients import draw_mixes, mixes_near
 from rlu_cli.core.types import (
     Estimate,
     FloatArray,
@@ -61,8 +61,8 @@ _NEAR, _LEAST_NEAR = 8, 4
 _NEAR_WORK = 4e11
 """Floating-point operations that one client is worth; none are made where the least number takes more."""
 
-_CONCENTRATION, _SPREAD = 30.0, 0.15
-"""The mixes of those are Dirichlet's with 30 z + 0.15."""
+_CONCENTRATION = 30.0
+"""How near to z their mixes are, see `mixes_near`."""
 
 _LATE = 0.75
 """Where between both models `gls` is asked as well, beside where a steady gradient was taken."""
@@ -236,8 +236,7 @@ def _nearby(observation: Observation) -> int:
 def _near(observation: Observation, z: FloatArray, number: int) -> Replays:
     """So many replays of the client's own training on mixes near z."""
     rng = np.random.default_rng((observation.seed, 1))
-    parts = rng.standard_gamma(_CONCENTRATION * z + _SPREAD, (number, len(z)))
-    mixes = parts / parts.sum(axis=1, keepdims=True)
+    mixes = mixes_near(z, number, rng, concentration=_CONCENTRATION)
     sizes = [observation.training.seen] * number
     return _replayed(observation, observation.training, mixes, sizes, first=_REPLAYS)
 

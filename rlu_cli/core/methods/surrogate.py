@@ -13,14 +13,14 @@ from rlu_cli.core.methods.base import Capabilities, Method, Problem, check_diver
 from rlu_cli.core.rounding import round_to_total
 from rlu_cli.core.schemes import step_rates
 from rlu_cli.core.simplex import SimplexSolution, simplex_least_squares
-from rlu_cli.core.synthetic_clients import draw_mixes
+from rlu_cli.core.synthetic_clients import draw_mixes, mixes_near
 from rlu_cli.core.types import Estimate, FloatArray, Head
 
 _FIRST, _NEAR, _ROUNDS = 100, 30, 2
 """Replays on mixes of every kind, which all clients of a round share, and on mixes near the estimate."""
 
-_CONCENTRATION, _SPREAD = 20.0, 0.15
-"""The later ones are Dirichlet's with 20 z + 0.15."""
+_CONCENTRATION = 20.0
+"""How near to the estimate the later ones' mixes are, see `mixes_near`."""
 
 _WIDTHS = (np.inf, 0.5, 0.5, 0.5)
 _NEAR_WIDTHS = (0.25, 0.25, 0.25)
@@ -90,7 +90,7 @@ def solve(problem: Problem) -> Estimate:
         z = fit_near(found, sent, z, width=width, noise=noise).z
     rng = np.random.default_rng((seed, 1))
     for round_ in range(_ROUNDS):
-        mixes = [_mix(rng, _CONCENTRATION * z + _SPREAD) for _ in range(_NEAR)]
+        mixes = list(mixes_near(z, _NEAR, rng, concentration=_CONCENTRATION))
         found = found.and_(_replayed(replay, features, mixes, total, first=_FIRST + round_ * _NEAR))
         for width in _NEAR_WIDTHS:
             solution = fit_near(found, sent, z, width=width, noise=noise)
@@ -143,11 +143,6 @@ def _views(means: FloatArray) -> FloatArray:
     apart = means - centre
     apart = apart - np.outer(apart @ along, along)
     return np.column_stack((along, np.linalg.svd(apart, full_matrices=False)[2][:_DIRECTIONS].T))
-
-
-def _mix(rng: np.random.Generator, alpha: FloatArray) -> FloatArray:
-    parts = rng.standard_gamma(alpha) + np.finfo(float).tiny
-    return np.asarray(parts / parts.sum())
 
 
 def _replayed(
