@@ -15,7 +15,7 @@ from torch import nn
 from rlu_cli.audit.auditor import Auditor
 from rlu_cli.audit.options import RunOptions
 from rlu_cli.audit.replay import Replay
-from rlu_cli.audit.replayed_clients import ReplayedClients
+from rlu_cli.audit.replayed_clients import ReplayedClients, _looked_at
 from rlu_cli.core.client_views import ReplayedClient, ReplayPlan
 from rlu_cli.core.progress import ignore
 from rlu_cli.core.types import LocalTraining
@@ -94,6 +94,13 @@ def test_it_trains_as_torch_does_from_the_global_model(base: Replay) -> None:
         of_class = labels[held_out] == n
         np.testing.assert_allclose(client.start.logits[n], before[of_class].mean(axis=0), atol=1e-4)
         np.testing.assert_allclose(client.end.logits[n], after[of_class].mean(axis=0), atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("auxiliary", "held_out"), [(10, 4), (20, 8), (30, 10), (50, 10), (100, 20), (300, 60)]
+)
+def test_most_samples_are_trained_on_and_enough_looked_at(auxiliary: int, held_out: int) -> None:
+    assert _looked_at(auxiliary) == held_out
 
 
 def test_bits_dont_depend_on_threads(base: Replay) -> None:

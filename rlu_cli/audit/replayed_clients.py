@@ -23,8 +23,9 @@ from rlu_cli.core.types import FloatArray, IntArray, LocalTraining
 from rlu_cli.models import activation_bytes, load_weights, multiply_adds
 from rlu_cli.simulation.client import epoch_indices, step_indices
 
-_TRAINED_ON = 0.6
-"""Share of each class's auxiliary samples that a client draws from; it is looked at on the others."""
+_LOOKED_AT, _ENOUGH, _MOST_LOOKED_AT = 0.2, 10, 0.4
+"""Share of each class's auxiliary samples that a client doesn't draw from and is looked at on; where that is
+fewer than ten, ten, but no more than four in ten."""
 
 _MEMORY, _COPIES = 4 * 2**30, 6
 """Bytes that replays side by side may take, and how often each has the weights: before, now, gradients…"""
@@ -65,7 +66,7 @@ class ReplayedClients:
 
     def cost(self, training: LocalTraining) -> float:
         """Two for each multiplication; a training step takes three passes."""
-        looked_at = (1 - _TRAINED_ON) * len(self._labels)
+        looked_at = sum(_looked_at(int(count)) for count in np.bincount(self._labels))
         return 2.0 * self._multiply_adds * (looked_at + 3 * training.samples)
 
     @cached_property
@@ -135,7 +136,7 @@ class ReplayedClients:
         share, held_out = [], []
         for n, count in enumerate(counts):
             members = rng.permutation(np.flatnonzero(self._labels == n))
-            kept = math.ceil(_TRAINED_ON * len(members))
+            kept = len(members) - _looked_at(len(members))
             weights = rng.dirichlet(np.full(kept, _EVENNESS))
             share.append(rng.choice(members[:kept], int(count), p=weights))
             held_out.append(members[kept:])
@@ -157,6 +158,11 @@ class ReplayedClients:
         load_weights(network.model, state, where="a replayed model")
         images = replace(base.images, pixels=base.images.pixels[rows], labels=base.images.labels[rows])
         return base.passed(network, images).logits.astype(np.float64)
+
+
+def _looked_at(count: int) -> int:
+    """Of so many samples of a class, how many a client is looked at on."""
+    return max(math.floor(_LOOKED_AT * count), min(_ENOUGH, math.floor(_MOST_LOOKED_AT * count)))
 
 
 def _random_states() -> tuple[object, ...]:

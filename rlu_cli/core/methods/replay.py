@@ -89,7 +89,7 @@ def solve(problem: Problem) -> Estimate:
     On the way of several steps nothing is linear: S changes with every step, and over whole epochs the model
     adapts to the client's mix until its gradients say little of it. But the auditor can train too. So 20 to
     200 clients are made up: class mixes are Dirichlet's (concentrations log-uniform from 0.1 to 3), each
-    client draws its samples from six in ten of the auxiliary ones, with weights of their own, and trains on
+    client draws its samples from eight in ten of the auxiliary ones, with weights of their own, and trains on
     them as the real one did, from the global model on. It is looked at with the auxiliary samples that it has
     not seen, as the real one is with all of them. All clients that train alike share the replays; over whole
     epochs so do those of about as many samples, within a factor of two.
