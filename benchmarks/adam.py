@@ -8,16 +8,25 @@ a class. Prints Markdown and writes every client's scores to results/adam.ndjson
 
 from __future__ import annotations
 
-import argparse
-import json
 import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from common import NORMALIZATION, lenet_at_accuracy, machine, markdown, mean_sd
+from common import (
+    NORMALIZATION,
+    Row,
+    chosen_seeds,
+    gathered,
+    lenet_at_accuracy,
+    machine,
+    markdown,
+    mean_sd,
+    seeds_parser,
+)
 from regimes import few, scored
 
 from rlu_cli.audit.options import SimulationOptions, StepOptions
@@ -43,25 +52,14 @@ REGIMES: dict[str, tuple[float, dict[str, Any]]] = {
 
 METHODS = ("replay", "surrogate")
 
-Row = dict[str, Any]
-
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--first-seed", type=int, default=0)
+    parser = seeds_parser(__doc__, results="adam.ndjson")
     parser.add_argument("--only", action="append", choices=REGIMES, help="a regime; may be repeated")
-    parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "adam.ndjson")
     arguments = parser.parse_args()
     images = open_dataset("fashion-mnist")
-    rows: list[Row] = []
-    arguments.output.write_text("", encoding="utf-8")
-    for regime in arguments.only or REGIMES:
-        for seed in range(arguments.first_seed, arguments.first_seed + arguments.seeds):
-            found = list(measure(images, regime, seed))
-            rows += found
-            with arguments.output.open("a", encoding="utf-8") as handle:
-                handle.writelines(json.dumps(row, allow_nan=False) + "\n" for row in found)
+    cases = product(arguments.only or REGIMES, chosen_seeds(arguments))
+    rows = gathered((measure(images, regime, seed) for regime, seed in cases), arguments.output)
     print(f"{machine()}; {arguments.seeds} seeds × 5 clients, mean ± standard deviation over clients\n")
     print(table(rows))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import platform
@@ -18,6 +19,8 @@ from rlu_cli.images import ImageSet, parse_normalization
 from rlu_cli.models import LeNet5
 from rlu_cli.simulation.client import local_training, step_indices
 from rlu_cli.simulation.vectors import snapshot
+
+Row = dict[str, Any]
 
 NORMALIZATION = "mean=0.286;std=0.353"
 """Of Fashion-MNIST."""
@@ -80,6 +83,29 @@ def write_ndjson(path: Path, rows: Iterable[dict[str, Any]]) -> None:
     """One JSON object a line."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(json.dumps(row, allow_nan=False) + "\n" for row in rows), encoding="utf-8")
+
+
+def seeds_parser(doc: str, *, results: str, first_seed: int = 0) -> argparse.ArgumentParser:
+    """Arguments of a benchmark of several seeds: --seeds, --first-seed, --output (default ``results``)."""
+    parser = argparse.ArgumentParser(description=doc.splitlines()[0])
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--first-seed", type=int, default=first_seed)
+    parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / results)
+    return parser
+
+
+def chosen_seeds(arguments: argparse.Namespace) -> range:
+    """Those that `seeds_parser` has read."""
+    return range(arguments.first_seed, arguments.first_seed + arguments.seeds)
+
+
+def gathered(parts: Iterable[Iterable[Row]], output: Path) -> list[Row]:
+    """All rows, written part by part as they come: a run that is stopped leaves what it has measured."""
+    rows: list[Row] = []
+    for part in parts:
+        rows += part
+        write_ndjson(output, rows)
+    return rows
 
 
 def machine() -> str:

@@ -10,18 +10,27 @@ update is defended in every way. Prints Markdown; writes every client's scores t
 
 from __future__ import annotations
 
-import argparse
-import json
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
+from itertools import product
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 import numpy as np
 import torch
-from common import NORMALIZATION, lenet_at_accuracy, machine, markdown, mean_sd
+from common import (
+    NORMALIZATION,
+    Row,
+    chosen_seeds,
+    gathered,
+    lenet_at_accuracy,
+    machine,
+    markdown,
+    mean_sd,
+    seeds_parser,
+)
 from torch import Tensor
 
 from rlu_cli.audit.auditor import Auditor
@@ -64,38 +73,18 @@ KNOWN = ("noise", "clip", "clip 0.3, noise")
 
 METHODS = ("rlu", "auto", "regression")
 
-Row = dict[str, Any]
-
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--first-seed", type=int, default=0)
+    parser = seeds_parser(__doc__, results="defences.ndjson")
     parser.add_argument("--only", action="append", choices=DEFENCES, help="a defence; may be repeated")
     parser.add_argument("--model", action="append", choices=MODELS, help="may be repeated; default: all")
     parser.add_argument("--steps", action="append", type=int, choices=STEPS, help="may be repeated")
     parser.add_argument("--method", action="append", choices=METHODS, help="may be repeated; default: all")
-    parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "defences.ndjson")
     arguments = parser.parse_args()
     images = open_dataset("fashion-mnist")
-    rows: list[Row] = []
-    arguments.output.write_text("", encoding="utf-8")
-    for model in arguments.model or MODELS:
-        for steps in arguments.steps or STEPS:
-            for seed in range(arguments.first_seed, arguments.first_seed + arguments.seeds):
-                found = list(
-                    measure(
-                        images,
-                        model,
-                        steps,
-                        seed,
-                        defences=arguments.only or list(DEFENCES),
-                        methods=arguments.method or METHODS,
-                    )
-                )
-                rows += found
-                with arguments.output.open("a", encoding="utf-8") as handle:
-                    handle.writelines(json.dumps(row, allow_nan=False) + "\n" for row in found)
+    chosen = {"defences": arguments.only or list(DEFENCES), "methods": arguments.method or METHODS}
+    cases = product(arguments.model or MODELS, arguments.steps or STEPS, chosen_seeds(arguments))
+    rows = gathered((measure(images, *case, **chosen) for case in cases), arguments.output)
     print(f"{machine()}; {arguments.seeds} seeds, mean ± standard deviation over clients\n")
     print(table(rows))
 

@@ -10,15 +10,15 @@ Prints Markdown; writes every client's scores to results/oracles.ndjson.
 
 from __future__ import annotations
 
-import argparse
 import tempfile
 from collections.abc import Iterator, Mapping
+from itertools import product
 from pathlib import Path
 
 import numpy as np
 import torch
-from common import machine, markdown, mean_sd, write_ndjson
-from regimes import REGIMES, Row, simulator
+from common import Row, chosen_seeds, gathered, machine, markdown, mean_sd, seeds_parser
+from regimes import REGIMES, simulator
 
 from rlu_cli.core.methods.gls import ResidualModel, fit
 from rlu_cli.core.metrics import score_counts
@@ -50,18 +50,12 @@ _NODES = 40
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--first-seed", type=int, default=30)
+    parser = seeds_parser(__doc__, results="oracles.ndjson", first_seed=30)
     parser.add_argument("--only", action="append", choices=REGIMES, help="a regime; may be repeated")
-    parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "oracles.ndjson")
     arguments = parser.parse_args()
     images = open_dataset("fashion-mnist")
-    rows: list[Row] = []
-    for regime in arguments.only or MISSED:
-        for seed in range(arguments.first_seed, arguments.first_seed + arguments.seeds):
-            rows += measure(images, regime, seed)
-            write_ndjson(arguments.output, rows)
+    cases = product(arguments.only or MISSED, chosen_seeds(arguments))
+    rows = gathered((measure(images, regime, seed) for regime, seed in cases), arguments.output)
     print(f"{machine()}; {arguments.seeds} seeds × 10 clients, mean ± standard deviation over clients\n")
     print(table(rows))
 

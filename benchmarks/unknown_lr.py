@@ -8,14 +8,12 @@ auxiliary images a class). Prints Markdown; writes every client to results/unkno
 
 from __future__ import annotations
 
-import argparse
 import re
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
+from itertools import product
 
 import numpy as np
-from common import machine, markdown, mean_sd, write_ndjson
+from common import Row, chosen_seeds, gathered, machine, markdown, mean_sd, seeds_parser
 from regimes import clients, simulated
 
 from rlu_cli.audit.options import TrainingOptions
@@ -36,26 +34,16 @@ TRIED = (
     "80 %, m = 10, lr 0.05",
 )
 
-Row = dict[str, Any]
-
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--first-seed", type=int, default=0)
+    parser = seeds_parser(__doc__, results="unknown_lr.ndjson")
     parser.add_argument("--only", action="append", choices=TRIED, help="a regime; may be repeated")
     parser.add_argument("--method", default="rlu")
-    parser.add_argument(
-        "--output", type=Path, default=Path(__file__).parent / "results" / "unknown_lr.ndjson"
-    )
     arguments = parser.parse_args()
-    images = open_dataset("fashion-mnist")
-    rows: list[Row] = []
-    for regime in arguments.only or TRIED:
-        for seed in range(arguments.first_seed, arguments.first_seed + arguments.seeds):
-            rows += measure(images, regime, seed, arguments.method)
-            write_ndjson(arguments.output, rows)
-    print(f"{machine()}; {arguments.seeds} seeds × 10 clients, method {arguments.method}\n")
+    images, method = open_dataset("fashion-mnist"), arguments.method
+    cases = product(arguments.only or TRIED, chosen_seeds(arguments))
+    rows = gathered((measure(images, regime, seed, method) for regime, seed in cases), arguments.output)
+    print(f"{machine()}; {arguments.seeds} seeds × 10 clients, method {method}\n")
     print(table(rows))
 
 
