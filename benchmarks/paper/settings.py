@@ -230,7 +230,7 @@ class Plan:
         """
         model = model or dataset.model
         if methods is None:
-            few = model == "lenet5" or dataset.name == "CIFAR-10"
+            few = model == "lenet5" or (dataset.name == "CIFAR-10" and batch_norm)
             left_out = (*_OWN, *self.scale.without, *(() if few else ("gls",)))
             methods = tuple(name for name in METHODS if name not in left_out)
         size = self.scale.size(dataset, model)

@@ -92,9 +92,11 @@ def plain_vgg(plan: Plan, bench: Bench) -> str:
     """Ten steps of an untrained VGG-16 without BatchNorm; the paper doesn't say whether its own has it."""
 
     def lines() -> Iterator[Line]:
-        for name, activations in (("CIFAR-10", ("relu", "elu")), ("CIFAR-100", ("relu", "selu"))):
-            for activation in activations:
-                yield line(name, activation, "", published.TABLE_2[name, activation, 10])
+        for name in ("CIFAR-10", "CIFAR-100"):
+            size = plan.scale.sizes[name]
+            if size.several_steps:
+                for activation in DATASETS[name].activations[: size.activations]:
+                    yield line(name, activation, "", published.TABLE_2[name, activation, 10])
         yield line("CIFAR-10", "relu", "α = 5", published.TABLE_3[5.0], alpha=5.0)
         lr = DATASETS["CIFAR-10"].lr
         prox, fast = published.TABLE_4["fedprox", 5.0, "CIFAR-10"], published.TABLE_4["sgdm", 0.9, "CIFAR-10"]
