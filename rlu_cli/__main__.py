@@ -8,6 +8,9 @@ import sys
 def main() -> None:
     """Run the command line; Ctrl-C ends it quietly, even while modules are still loading."""
     try:
+        from rlu_cli.interrupts import listen
+
+        listen()
         from rlu_cli.cli.app import run
 
         code = run(sys.argv[1:])

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from cli_tools import AUX, metadata, sample, write_safetensors
+from cli_tools import AUX, metadata, process, sample, write_safetensors
 from PIL import Image
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="POSIX signals")
@@ -127,3 +127,44 @@ def test_130_at_once_and_nothing_half_written(tmp_path: Path, part: str) -> None
     assert sorted(path.name for path in output.rglob("*")) == ["cache", "old.json"]
     assert (output / "old.json").read_text(encoding="utf-8") == "old"
     shutil.rmtree(tmp_path)  # some hundred megabytes, which pytest would keep
+
+
+WRAPPED = """
+import os, signal, sys, time
+import safetensors
+
+real = safetensors.safe_open
+
+class Wrapping:
+    def __init__(self, *arguments, **more):
+        self.file = real(*arguments, **more)
+
+    def __enter__(self):
+        self.file.__enter__()
+        return self
+
+    def __exit__(self, *failure):
+        return self.file.__exit__(*failure)
+
+    def __getattr__(self, name):
+        return getattr(self.file, name)
+
+    def get_tensor(self, name):
+        try:
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(1)
+        except KeyboardInterrupt:
+            raise safetensors.SafetensorError("Error: KeyboardInterrupt") from None
+
+signal.signal(signal.SIGINT, signal.default_int_handler)
+safetensors.safe_open = Wrapping
+from rlu_cli.__main__ import main
+main()
+"""
+"""The command line, where reading a tensor is interrupted and safetensors makes an error of its own of it."""
+
+
+@pytest.mark.parametrize("more", [(), ("-vv",)])
+def test_an_interrupt_that_a_library_wraps_is_no_damaged_file(more: tuple[str, ...]) -> None:
+    outcome = process("inspect", sample("untrained_m1")[1], *more, python=WRAPPED)
+    assert (outcome.code, outcome.out, outcome.err) == (130, "", "")

@@ -14,6 +14,7 @@ from rlu_cli.cli.options import show_version
 from rlu_cli.cli.recover import recover
 from rlu_cli.cli.simulate import simulate
 from rlu_cli.errors import ExitCode, RluError
+from rlu_cli.interrupts import raise_if_heard
 
 _UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 """What typer raises for a wrong command line; it exports only this subclass."""
@@ -69,10 +70,12 @@ def run(arguments: Sequence[str]) -> int:
             print_error(_usage_message(error))
         return int(ExitCode.USAGE)
     except RluError as error:
+        raise_if_heard()
         _traceback(tracebacks)
         print_error(str(error))
         return int(error.exit_code)
     except Exception as error:  # noqa: BLE001  (the last resort: a fault of ours, said plainly)
+        raise_if_heard()
         _traceback(tracebacks)
         if isinstance(error, OSError) and error.filename is not None:  # what the system refused is no fault
             reason = f"can't be used ({error.strerror}); check the path, its permissions and free space"

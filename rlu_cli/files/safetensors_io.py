@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from rlu_cli.errors import FileError
 from rlu_cli.files.atomic import atomic_write
 from rlu_cli.files.text import one_line, size
+from rlu_cli.interrupts import raise_if_heard
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -57,6 +58,7 @@ def read_safetensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
             metadata = archive.metadata()
             tensors = {name: archive.get_tensor(name) for name in archive.keys()}  # noqa: SIM118
     except Exception as error:
+        raise_if_heard()
         reason = one_line(error).removeprefix("Error while deserializing header: ")
         raise FileError(
             f"{path}: damaged or cut short at {size(path.stat().st_size)} ({reason});"
