@@ -69,14 +69,12 @@ def run(arguments: Sequence[str]) -> int:
         else:
             print_error(_usage_message(error))
         return int(ExitCode.USAGE)
-    except RluError as error:
-        raise_if_heard()
-        _traceback(tracebacks)
-        print_error(str(error))
-        return int(error.exit_code)
     except Exception as error:  # noqa: BLE001  (the last resort: a fault of ours, said plainly)
         raise_if_heard()
         _traceback(tracebacks)
+        if isinstance(error, RluError):
+            print_error(str(error))
+            return int(error.exit_code)
         if isinstance(error, OSError) and error.filename is not None:  # what the system refused is no fault
             reason = f"can't be used ({error.strerror}); check the path, its permissions and free space"
             print_error(f"{str(error.filename)[:200]}: {reason}")
