@@ -181,6 +181,7 @@ SCALES = {
         {"CIFAR-10": Size(1, 3, 50), "CIFAR-100": Size(1, 1, 50)},
         _MANY_ROUNDS,
         (0, 50, 200, 800),
+        without=("gls",),
     ),
 }
 
