@@ -127,6 +127,7 @@ def scored(root: Path, methods: Sequence[str]) -> Iterator[tuple[Row, Auditor, C
                 **score_bounds(found, truth),
                 "uniform_iAcc": score_counts(uniform_counts(len(truth), found.total), truth).i_acc,
                 "seconds": seconds,
+                "warnings": [note.code for note in found.warnings],
             }
             yield scores, auditor, client
 

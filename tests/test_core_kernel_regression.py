@@ -27,11 +27,11 @@ def clients(count: int, *, noise: float, seed: int = 0) -> Replays:
     z /= z.sum(axis=1, keepdims=True)
     root = np.sqrt(z) + noise * rng.normal(size=z.shape)
     features = np.stack((root, np.tanh(3 * root - 1), np.ones_like(z), rng.normal(size=z.shape)), axis=2)
-    return Replays(z, features)
+    return Replays(z, features, np.zeros((len(z), 2)))
 
 
 def some(replays: Replays, rows: slice) -> Replays:
-    return Replays(replays.proportions[rows], replays.features[rows])
+    return Replays(replays.proportions[rows], replays.features[rows], replays.shapes[rows])
 
 
 @pytest.mark.parametrize("ridge", [0.03, 1.0])
@@ -87,7 +87,7 @@ def test_a_first_guess_that_is_nearly_right_is_followed_beyond_what_was_learnt()
         return np.stack((np.clip(z + noise, 0, 1), rng.normal(size=z.shape)), axis=2)
 
     z = rng.dirichlet(np.full(N, 3.0), 60)
-    found = KernelRegression(Replays(z, guessed(z)), guesses=1)
+    found = KernelRegression(Replays(z, guessed(z), np.zeros((len(z), 2))), guesses=1)
     assert found.error < 0.006
     skewed = np.array([[0.97, 0.01, 0.01, 0.01]])
     np.testing.assert_allclose(found(guessed(skewed)[0]).proportions, skewed[0], atol=0.03)
@@ -134,7 +134,7 @@ def test_where_nothing_can_be_known_all_are_alike() -> None:
     """Features that say nothing: every prediction is near the mean, and bounds span what there was."""
     rng = np.random.default_rng(0)
     z = rng.dirichlet(np.full(N, 0.7), 100)
-    found = KernelRegression(Replays(z, rng.normal(size=(100, N, 3))), guesses=0)
+    found = KernelRegression(Replays(z, rng.normal(size=(100, N, 3)), np.zeros((100, 2))), guesses=0)
     predicted = found(rng.normal(size=(N, 3)))
     np.testing.assert_allclose(predicted.proportions, 1 / N, atol=0.12)
     assert np.mean(predicted.high - predicted.low) > 0.5

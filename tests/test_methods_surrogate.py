@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from cli_tools import QUICK, call, sample
+from cli_tools import QUICK, call, sample, strict_json
 from core_cases import scripted_observation
 from torch import nn
 
@@ -22,6 +22,7 @@ from rlu_cli.simulation.client import local_training
 
 N, L = 6, 8
 ADAM = LocalTraining(4, 16, 0.01, optimizer="adam")
+UNLIKE = "update-unlike-optimizer"
 
 
 @pytest.mark.parametrize("name", ["adam", "adamw"])
@@ -76,7 +77,7 @@ def test_curved_training_is_turned_round(seed: int) -> None:
 def test_a_linear_model_is_solved_exactly() -> None:
     rng = np.random.default_rng(0)
     Z, J, z = rng.dirichlet(np.ones(N), 200), rng.normal(size=(20, N)), rng.dirichlet(np.ones(N))
-    replayed = Replays(Z, Z @ J.T + 1e-6 * rng.normal(size=(200, 20)))
+    replayed = Replays(Z, Z @ J.T + 1e-6 * rng.normal(size=(200, 20)), np.zeros((200, 2)))
     found = fit_near(replayed, J @ z, np.full(N, 1 / N), width=0.5, noise=np.zeros(20))
     np.testing.assert_allclose(found.z, z, atol=2e-3)
 
@@ -119,8 +120,24 @@ def test_simulated_adam_clients_are_recovered(tmp_path: Path) -> None:
     local = round_ / "client_0000.safetensors"
     files = ("--global", round_ / "global.safetensors", "--local", local, "--aux", archive / "aux")
     assert "surrogate" in call("recover", *files, "--method", "gls").refusal(2)
-    training = call("recover", *files, *QUICK).document["training"]
+    result = call("recover", *files, *QUICK)
+    training = result.document["training"]
     assert (training["optimizer"], training["beta1"], training["beta2"]) == ("adam", 0.9, 0.99)
+    assert UNLIKE not in result.codes
+    for method in ("replay", "surrogate"):
+        wrong = call("recover", *files, *QUICK, "--method", method, "--lr", 0.03, "--strict")
+        assert wrong.code == 5
+        found = strict_json(wrong.out)
+        assert UNLIKE in {warning["code"] for warning in found["warnings"]}
+        assert all(row["low"] is None and row["presence"] is None for row in found["classes"])
+
+
+@pytest.mark.parametrize("method", ["replay", "surrogate"])
+def test_an_update_of_sgd_is_none_of_adam(method: str) -> None:
+    told = ("--optimizer", "adam", "--lr", 0.001, "--method", method)
+    found = call("recover", *sample("untrained_m10"), *QUICK, *told)
+    assert UNLIKE in found.codes
+    assert found.document["reliability"]["grade"] == "poor"
 
 
 def test_adams_flags_need_adam() -> None:

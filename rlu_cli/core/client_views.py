@@ -67,21 +67,24 @@ class Replays:
 
     proportions : z, shape (R, N)
     features : of what each did, shape (R, …)
+    shapes : `update_shape` of each one's update, shape (R, 2)
     """
 
     proportions: FloatArray
     features: FloatArray
+    shapes: FloatArray
 
     def and_(self, others: Replays) -> Replays:
         """Both together."""
         return Replays(
             np.concatenate((self.proportions, others.proportions)),
             np.concatenate((self.features, others.features)),
+            np.concatenate((self.shapes, others.shapes)),
         )
 
     def arrays(self) -> Arrays:
         """Of which `from_arrays` makes it again."""
-        return {"proportions": self.proportions, "features": self.features}
+        return {"proportions": self.proportions, "features": self.features, "shapes": self.shapes}
 
     @classmethod
     def from_arrays(cls, arrays: Arrays, num_classes: int, shape: tuple[int, ...]) -> Replays:
@@ -95,7 +98,12 @@ class Replays:
         proportions = checked(arrays, "proportions", (None, num_classes))
         if proportions.min() < 0 or not np.allclose(proportions.sum(axis=1), 1.0):
             raise ValueError("proportions don't lie on the simplex")
-        return cls(proportions, checked(arrays, "features", (len(proportions), *shape)))
+        number = len(proportions)
+        return cls(
+            proportions,
+            checked(arrays, "features", (number, *shape)),
+            checked(arrays, "shapes", (number, 2)),
+        )
 
 
 class ReplayClients(Protocol):

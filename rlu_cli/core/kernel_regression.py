@@ -132,6 +132,11 @@ class KernelRegression:
         self.error = 0.5 * float(np.abs(predicted - np.square(self._true).reshape(-1, N)).sum(axis=1).mean())
 
     @property
+    def replays(self) -> Replays:
+        """The clients that it was learnt from."""
+        return self._replays
+
+    @property
     def clients(self) -> int:
         """From how many it was learnt."""
         return int(len(self._true) // (self._rows.shape[1] - len(self._mean)))

@@ -20,6 +20,7 @@ UNRELIABLE = (
     "update-near-precision",
     "update-clipped",
     "update-misscaled",
+    "update-unlike-optimizer",
     "update-sign-reversed",
     "local-looks-like-delta",
     "delta-looks-like-weights",

@@ -37,6 +37,7 @@ from rlu_cli.core.types import (
     Note,
     Observation,
 )
+from rlu_cli.core.update_shape import check_shape, update_shape
 from rlu_cli.errors import MismatchError
 
 _REPLAYS, _FEWEST = 200, 20
@@ -140,8 +141,14 @@ def solve(problem: Problem) -> Estimate:
     z = prediction.proportions
     if linear:
         found["residual"] = problem.residual(z)
+    notes: tuple[Note, ...] = ()
+    if not linear:
+        own = update_shape(view.gradient.weight)
+        notes = check_shape(own, regression.replays.shapes, sized=not observation.scaled)
     if strange:
-        return Estimate(z, found, (Note("replay-strange-update", f"{_UNLIKE}: there are no bounds"),))
+        notes = (*notes, Note("replay-strange-update", f"{_UNLIKE}: there are no bounds"))
+    if notes:
+        return Estimate(z, found, notes)
     low, high = (problem.total * edge for edge in (prediction.low, prediction.high))
     low = np.minimum(np.rint(low), np.floor(problem.total * z))
     high = np.maximum(np.rint(high), np.ceil(problem.total * z))
@@ -264,8 +271,12 @@ def _replayed(
     clients = observation.replayed_clients(plans, observation.progress)
     kept = [(plan, client) for plan, client in zip(plans, clients, strict=True) if client is not None]
     check_diverging(len(plans) - len(kept), len(plans))
-    features = [_features(observation, _view(observation, p, c), p.training) for p, c in kept]
-    return Replays(np.stack([c.proportions for _, c in kept]), np.stack(features))
+    views = [(_view(observation, plan, client), plan.training) for plan, client in kept]
+    return Replays(
+        np.stack([client.proportions for _, client in kept]),
+        np.stack([_features(observation, view, training) for view, training in views]),
+        np.stack([update_shape(view.gradient.weight) for view, _ in views]),
+    )
 
 
 def _view(observation: Observation, plan: ReplayPlan, client: ReplayedClient) -> ClientView:

@@ -14,7 +14,8 @@ from rlu_cli.core.rounding import round_to_total
 from rlu_cli.core.schemes import step_rates
 from rlu_cli.core.simplex import SimplexSolution, simplex_least_squares
 from rlu_cli.core.synthetic_clients import draw_mixes, mixes_near
-from rlu_cli.core.types import Estimate, FloatArray, Head
+from rlu_cli.core.types import Estimate, FloatArray, Head, Note
+from rlu_cli.core.update_shape import check_shape, update_shape
 
 _FIRST, _NEAR, _ROUNDS = 100, 30, 2
 """Replays on mixes of every kind, which all clients of a round share, and on mixes near the estimate."""
@@ -72,17 +73,28 @@ def solve(problem: Problem) -> Estimate:
         assert change.bias is not None
         return np.concatenate((change.bias, (change.weight @ views).ravel())) / rate
 
+    def shape(change: Head, draw: int) -> FloatArray:
+        drawn = np.random.default_rng((seed, 2, draw)).normal(size=change.weight.shape)
+        return update_shape((change.weight + observation.noise_std * drawn) / rate)
+
+    def replayed(mixes: Sequence[FloatArray], *, first: int) -> Replays:
+        return _replayed(replay, features, shape, mixes, total, first=first)
+
     def first() -> Replays:
         mixes = list(draw_mixes(_FIRST, N, np.random.default_rng(seed)))
-        return _replayed(replay, features, mixes, total, first=0)
+        return replayed(mixes, first=0)
 
     found = _banks.get(
         observation,
-        {"training": asdict(training), "seed": seed},
+        {"training": asdict(training), "seed": seed, "noise_std": observation.noise_std},
         make=first,
         unpack=lambda arrays: Replays.from_arrays(arrays, N, (N * (1 + views.shape[1]),)),
     )
     noise = np.full(N * (1 + views.shape[1]), observation.noise_std / rate)
+    notes: tuple[Note, ...] = ()
+    if training.optimizer != "sgd":
+        own = update_shape(observation.update.weight / rate)
+        notes = check_shape(own, found.shapes, sized=not observation.scaled)
     largest = _FARTHEST * float(np.abs(found.features).max())
     sent = np.clip(features(observation.update), -largest, largest)
     z = np.full(N, 1.0 / N)
@@ -91,7 +103,7 @@ def solve(problem: Problem) -> Estimate:
     rng = np.random.default_rng((seed, 1))
     for round_ in range(_ROUNDS):
         mixes = list(mixes_near(z, _NEAR, rng, concentration=_CONCENTRATION))
-        found = found.and_(_replayed(replay, features, mixes, total, first=_FIRST + round_ * _NEAR))
+        found = found.and_(replayed(mixes, first=_FIRST + round_ * _NEAR))
         for width in _NEAR_WIDTHS:
             solution = fit_near(found, sent, z, width=width, noise=noise)
             z = solution.z
@@ -103,6 +115,7 @@ def solve(problem: Problem) -> Estimate:
             "solver_certified": solution.certified,
             "replays": len(found.proportions),
         },
+        notes,
     )
 
 
@@ -148,6 +161,7 @@ def _views(means: FloatArray) -> FloatArray:
 def _replayed(
     replay: Callable[[FloatArray, int], Head | None],
     features: Callable[[Head], FloatArray],
+    shape: Callable[[Head, int], FloatArray],
     mixes: Sequence[FloatArray],
     total: int,
     *,
@@ -160,10 +174,15 @@ def _replayed(
     MismatchError
         More than half diverge.
     """
-    changes = [(round_to_total(z, total) / total, replay(z, first + draw)) for draw, z in enumerate(mixes)]
-    kept = [(z, features(change)) for z, change in changes if change is not None]
+    numbered = list(enumerate(mixes, start=first))
+    changes = [(draw, round_to_total(z, total) / total, replay(z, draw)) for draw, z in numbered]
+    kept = [(draw, z, change) for draw, z, change in changes if change is not None]
     check_diverging(len(mixes) - len(kept), len(mixes))
-    return Replays(np.array([z for z, _ in kept]), np.array([f for _, f in kept]))
+    return Replays(
+        np.array([z for _, z, _ in kept]),
+        np.array([features(change) for *_, change in kept]),
+        np.array([shape(change, draw) for draw, _, change in kept]),
+    )
 
 
 SURROGATE = Method(
