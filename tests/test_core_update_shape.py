@@ -54,7 +54,7 @@ def test_what_lies_far_from_the_replays_is_warned_of(
     shape: tuple[float, float], words: tuple[str, ...]
 ) -> None:
     notes = check_shape(np.array(shape), REPLAYED)
-    assert [note.code for note in notes] == (["update-unlike-optimizer"] if words else [])
+    assert [note.code for note in notes] == (["update-unlike-replays"] if words else [])
     for word in words:
         assert word in notes[0].message
 

@@ -17,7 +17,7 @@ from rlu_cli.core.methods import METHODS, Capabilities
 from rlu_cli.core.methods.base import on_simplex
 from rlu_cli.core.methods.table import capability_table
 from rlu_cli.core.recover import recover_labels
-from rlu_cli.core.reliability import UNRELIABLE
+from rlu_cli.core.reliability import UNRELIABLE, reliability
 from rlu_cli.core.types import Estimate, Head, Observation
 from rlu_cli.errors import MismatchError
 
@@ -242,6 +242,12 @@ def test_a_head_needs_no_bias_only_where_declared() -> None:
         )
         given, without = (method.solve(problem_of(o)).proportions for o in (observation, other))
         np.testing.assert_array_equal(given, without)
+
+
+def test_random_counts_are_never_trusted() -> None:
+    found = recover_labels(known_round(SPREAD, random_head(N, L)), method="random")
+    assert [note.code for note in found.warnings] == ["counts-random"]
+    assert reliability(found, ["counts-random"]).grade == "poor"
 
 
 # The commands.

@@ -234,7 +234,7 @@ def test_adam_has_bounds_and_gls_never_answers_for_it() -> None:
     strange = replace(base, update=HeadUpdate(3 * other, base.update.bias))
     found = recover_labels(strange, method="replay")
     assert found.low is None and found.presence is None
-    assert {note.code: note.message for note in found.warnings}["replay-strange-update"].endswith("no bounds")
+    assert {note.code: note.message for note in found.warnings}["update-unlike-replays"].endswith("no bounds")
     clipped = recover_labels(replace(base, scaled=True), method="replay")
     assert clipped.low is None and clipped.presence is None
     for missing in (replace(base, replayed_clients=None), replace(base, end=None)):

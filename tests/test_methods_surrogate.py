@@ -22,7 +22,7 @@ from rlu_cli.simulation.client import local_training
 
 N, L = 6, 8
 ADAM = LocalTraining(4, 16, 0.01, optimizer="adam")
-UNLIKE = "update-unlike-optimizer"
+UNLIKE = "update-unlike-replays"
 
 
 @pytest.mark.parametrize("name", ["adam", "adamw"])

@@ -59,7 +59,7 @@ def check_shape(shape: FloatArray, replayed: FloatArray, *, sized: bool = True) 
         how.append("less even than" if apart[1] < 0 else "more even than")
     return (
         Note(
-            "update-unlike-optimizer",
+            "update-unlike-replays",
             f"the output layer's update is {' and '.join(how)} those of replays of the training that was "
             "told: another --optimizer, --lr or --steps, or a defence; the counts mean little and have no "
             "bounds",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from rlu_cli.core.methods.base import Method, Problem, never
-from rlu_cli.core.types import Estimate
+from rlu_cli.core.types import Estimate, Note
 
 
 def solve(problem: Problem) -> Estimate:
@@ -14,7 +14,8 @@ def solve(problem: Problem) -> Estimate:
     total = observation.training.samples
     N = observation.head.num_classes
     draws = np.random.default_rng(observation.seed).multinomial(total, np.full(N, 1.0 / N))
-    return Estimate(draws / total)
+    note = Note("counts-random", "the counts are drawn at random, as a floor for methods: they mean nothing")
+    return Estimate(draws / total, warnings=(note,))
 
 
 RANDOM = Method(

@@ -141,14 +141,14 @@ def solve(problem: Problem) -> Estimate:
     z = prediction.proportions
     if linear:
         found["residual"] = problem.residual(z)
-    notes: tuple[Note, ...] = ()
     if not linear:
         own = update_shape(view.gradient.weight)
         notes = check_shape(own, regression.replays.shapes, sized=not observation.scaled)
-    if strange:
-        notes = (*notes, Note("replay-strange-update", f"{_UNLIKE}: there are no bounds"))
-    if notes:
-        return Estimate(z, found, notes)
+        if strange and not notes:
+            message = f"{_UNLIKE}: the counts mean little and have no bounds"
+            notes = (Note("update-unlike-replays", message),)
+        if notes:
+            return Estimate(z, found, notes)
     low, high = (problem.total * edge for edge in (prediction.low, prediction.high))
     low = np.minimum(np.rint(low), np.floor(problem.total * z))
     high = np.maximum(np.rint(high), np.ceil(problem.total * z))
