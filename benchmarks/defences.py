@@ -1,6 +1,6 @@
 """What clipping, noise, sparsification and quantisation of updates leave of the counts, told and not told.
 
-    python benchmarks/defences.py --seeds 3 --first-seed 60      (about 20 minutes on one core)
+    python benchmarks/defences.py --seeds 3 --first-seed 60      (about an hour on two cores)
     python benchmarks/defences.py --seeds 1 --only noise --model "80 %"
 
 Real training: LeNet-5, Fashion-MNIST, Dirichlet 0.5, batch 32, lr 0.01, 100 auxiliary images a class, 10
@@ -10,7 +10,6 @@ update is defended in every way. Prints Markdown; writes every client's scores t
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from itertools import product
@@ -21,31 +20,28 @@ from typing import Any
 import numpy as np
 import torch
 from common import (
-    NORMALIZATION,
     Row,
     chosen_seeds,
     gathered,
-    lenet_at_accuracy,
     machine,
     markdown,
     mean_sd,
     seeds_parser,
 )
+from regimes import clients, simulated
 from torch import Tensor
 
 from rlu_cli.audit.auditor import Auditor
-from rlu_cli.audit.options import RunOptions, SimulationOptions, StepOptions, TrainingOptions
+from rlu_cli.audit.options import TrainingOptions
 from rlu_cli.core.metrics import score_counts
 from rlu_cli.errors import MismatchError
 from rlu_cli.files.checkpoint import Checkpoint, read_checkpoint
 from rlu_cli.images import ImageSet
 from rlu_cli.images.datasets import open_dataset
-from rlu_cli.simulation.archive import AUX, read_truth_lines, round_folder, save_model
+from rlu_cli.simulation.archive import save_model
 from rlu_cli.simulation.defences import Defence
-from rlu_cli.simulation.run import Simulator
-from rlu_cli.simulation.settings import Simulation
 
-MODELS = {"untrained": 0.0, "27 %": 0.27, "80 %": 0.8}
+MODELS = ("untrained", "27 %", "80 %")
 STEPS = (1, 10)
 DEFENCES: dict[str, dict[float, Defence]] = {
     "none": {0: Defence()},
@@ -71,7 +67,7 @@ FEW = 4
 KNOWN = ("noise", "clip", "clip 0.3, noise")
 """Defences that an auditor can be told of."""
 
-METHODS = ("rlu", "auto", "regression")
+METHODS = ("rlu", "auto")
 
 
 def main() -> None:
@@ -93,30 +89,19 @@ def measure(
     images: ImageSet, model: str, steps: int, seed: int, *, defences: Sequence[str], methods: Sequence[str]
 ) -> Iterator[Row]:
     """Scores of every client of one round, under every defence, told of it and not, by each method."""
-    start = lenet_at_accuracy(images, MODELS[model], seed=seed)
-    training = StepOptions(lr="0.01", batch_size=32, steps=steps)
-    federation = SimulationOptions(rounds=1)
-    simulation = Simulation("fashion-mnist", "lenet5", NORMALIZATION, seed, training, federation)
-    with tempfile.TemporaryDirectory() as folder:
-        root = Path(folder) / "archive"
-        for _ in Simulator(simulation, images, root, start=start).run():
-            pass
-        round_ = round_folder(root, 1)
-        reference = read_checkpoint(round_ / "global.safetensors")
-        auditor = None
-        for index, line in enumerate(read_truth_lines(root)):
-            sent = read_checkpoint(round_ / f"{line.client}.safetensors")
-            if auditor is None:
-                auditor = Auditor(reference.path, [sent.path], aux=root / AUX, run=RunOptions())
-            truth = np.array(line.counts)
+    with simulated(images, f"{model}, m = {steps}", seed) as root:
+        for index, (line, trained, auditor) in enumerate(clients(root)):
             if steps > 1 and index >= FEW:
                 break
+            sent = read_checkpoint(trained)
+            reference = read_checkpoint(trained.with_name("global.safetensors"))
+            local = root / "defended.safetensors"
+            truth = np.array(line.counts)
             for name in defences:
                 for strength, defence in DEFENCES[name].items():
                     if steps > 1 and strength != FEWER[name]:
                         continue
                     for told in (False, True) if name in KNOWN else (False,):
-                        local = Path(folder) / "defended.safetensors"
                         defend(sent, reference, local, defence, told=told, seed=1000 * seed + index)
                         about = {
                             "model": model,
@@ -128,8 +113,6 @@ def measure(
                             "told": told,
                         }
                         for method in methods:
-                            if method == "regression" and (steps > 1 or MODELS[model] < 0.5):
-                                continue  # it is gls then
                             yield {**about, "method": method, **score(auditor, local, method, truth)}
 
 
