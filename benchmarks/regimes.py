@@ -63,7 +63,7 @@ REGIMES: dict[str, tuple[float, dict[str, Any]]] = {
     "untrained, 5 epochs × 1,000": (0.0, EPOCHS),
     "80 %, 5 epochs × 1,000": (0.8, EPOCHS),
 }
-METHODS = ("rlu", "gls", "regression", "replay")
+METHODS = ("rlu", "gls", "regression", "replay", "auto")
 
 BOUNDS = ("bounds_hold", "bounds_width")
 
@@ -175,12 +175,20 @@ def table(rows: list[Row]) -> str:
                 *(mean_sd(r["iAcc"] for r in by[m]) for m in methods),
                 *(mean_sd(r["cAcc"] for r in by[m]) for m in methods),
                 *(f"{np.mean([r['presence_cAcc'] for r in b]):.3f}" if b else "" for b in bounded),
-                *(", ".join(f"{np.mean([r[k] for r in b]):.1%}" for k in BOUNDS if b) for b in bounded),
+                *(bounds(b, len(by[m])) for m, b in zip(with_bounds, bounded, strict=True)),
             )
         )
     columns = ("model, training", "clients", *(f"{m} iAcc" for m in methods), *(f"{m} cAcc" for m in methods))
     presence = (f"{m} cAcc by presence" for m in with_bounds)
     return markdown((*columns, *presence, *(f"{m} bounds hold, width" for m in with_bounds)), lines)
+
+
+def bounds(bounded: list[Row], clients: int) -> str:
+    """How many of the bounds hold, and how wide they are; of how many clients, where others have none."""
+    if not bounded:
+        return ""
+    found = ", ".join(f"{np.mean([row[key] for row in bounded]):.1%}" for key in BOUNDS)
+    return found if len(bounded) == clients else f"{found} ({len(bounded)} clients)"
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from rlu_cli.core.methods.base import on_simplex
 from rlu_cli.core.methods.table import capability_table
 from rlu_cli.core.recover import recover_labels
 from rlu_cli.core.reliability import UNRELIABLE, reliability
-from rlu_cli.core.types import Estimate, Head, Observation
+from rlu_cli.core.types import Estimate, Head, HeadUpdate, Observation
 from rlu_cli.errors import MismatchError
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -117,11 +117,13 @@ def test_one_sample() -> None:
 def test_unique_labels() -> None:
     expected = names_without("repeating_labels") - names_without("batch")
     assert names_with_code(plain(), "assumes-unique-labels") == expected
-    # Fewer samples than classes, but repeated: only GradInversion can tell, by the rows that stayed positive.
+    # Fewer samples than classes, but repeated: GradInversion can tell by the rows that stayed positive, and
+    # RLG by the classes that it separates.
     repeated = known_round(np.array([4, 0, 0, 0, 0, 0, 0, 0]), untrained(N, L))
-    assert names_with_code(repeated, "assumes-unique-labels") == {"gradinversion"}
-    notes = recover_labels(repeated, method="gradinversion").warnings
-    assert "4 samples have left a trace in 1 of them" in " ".join(note.message for note in notes)
+    assert names_with_code(repeated, "assumes-unique-labels") == {"gradinversion", "rlg"}
+    for method in ("gradinversion", "rlg"):
+        notes = recover_labels(repeated, method=method).warnings
+        assert "4 samples have left a trace in 1 of them" in " ".join(note.message for note in notes)
 
 
 def test_few_samples() -> None:
@@ -245,7 +247,11 @@ def test_a_head_needs_no_bias_only_where_declared() -> None:
 
 
 def test_random_counts_are_never_trusted() -> None:
-    found = recover_labels(known_round(SPREAD, random_head(N, L)), method="random")
+    observation = known_round(SPREAD, random_head(N, L))
+    found = recover_labels(observation, method="random")
+    other = replace(observation, update=HeadUpdate(2 * observation.update.weight, observation.update.bias))
+    drawn = [recover_labels(o, method="random").counts.tolist() for o in (observation, other)]
+    assert drawn[0] == found.counts.tolist() != drawn[1]
     assert [note.code for note in found.warnings] == ["counts-random"]
     assert reliability(found, ["counts-random"]).grade == "poor"
 

@@ -26,9 +26,11 @@ import torch
 from benchmarks.common import machine
 from benchmarks.data import images
 from benchmarks.paper.figures import FIGURES
+from benchmarks.paper.official import check_official
 from benchmarks.paper.settings import DATASETS, SCALES, Plan
 from benchmarks.paper.tables import TABLES
 from benchmarks.rounds import Bench, Results
+from rlu_cli.errors import RluError
 
 RESULTS = Path(__file__).parents[1] / "results"
 
@@ -52,6 +54,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         name, _, path = text.partition("=")
         if name not in DATASETS or not path:
             parser.error(f"--data: expected NAME=PATH with NAME among {', '.join(DATASETS)}, found {text!r}")
+        try:
+            check_official(DATASETS[name], path)
+        except RluError as error:
+            parser.error(f"--data: {error}")
         paths[name] = path
     run(
         [*TABLES, *FIGURES] if "all" in chosen.what else chosen.what,

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from benchmarks.rounds import Pretraining, Round
 from rlu_cli.audit.options import SimulationOptions, StepOptions
 from rlu_cli.core.methods import METHODS
+from rlu_cli.images.datasets.recognise import Kind
 
 AUX_PER_CLASS = 100
 CLIENTS = 10
@@ -28,6 +29,7 @@ class Dataset:
     """One of the paper's data sets with all that it fixes, and its stand-in.
 
     lr : η of Table 4 and the figures; Table 2 and 3 have 0.01 throughout
+    official, classes : what its own files are
     stand_in : a name of `benchmarks.data.images`
     """
 
@@ -41,6 +43,8 @@ class Dataset:
     stand_in: str
     stand_in_label: str
     stand_in_normalize: str
+    official: Kind
+    classes: int
 
 
 DATASETS = {
@@ -57,6 +61,8 @@ DATASETS = {
             "fashion-mnist-32-2000",
             "Fashion-MNIST",
             "mean=0.286;std=0.353",
+            Kind.SVHN,
+            10,
         ),
         Dataset(
             "CIFAR-10",
@@ -69,6 +75,8 @@ DATASETS = {
             "fashion-mnist-32-2000",
             "Fashion-MNIST",
             "mean=0.286;std=0.353",
+            Kind.CIFAR,
+            10,
         ),
         Dataset(
             "CIFAR-100",
@@ -81,6 +89,8 @@ DATASETS = {
             "glyphs-100-32-300",
             "glyphs, 100 classes",
             "half",
+            Kind.CIFAR,
+            100,
         ),
         Dataset(
             "Tiny-ImageNet",
@@ -93,6 +103,8 @@ DATASETS = {
             "glyphs-200-64-200",
             "glyphs, 200 classes",
             "half",
+            Kind.TINY_IMAGENET,
+            200,
         ),
     )
 }

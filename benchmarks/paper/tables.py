@@ -120,8 +120,7 @@ def measured(lines: Iterable[Line], bench: Bench) -> list[Group]:
     """The lines with their scores; all rounds are asked for at once, to be played side by side."""
     planned = list(lines)
     bench.measure(round_ for _, _, rounds in planned for round_ in rounds)
-    groups = [(head, printed, bench.measure(rounds)) for head, printed, rounds in planned]
-    return [(head, printed, rows) for head, printed, rows in groups if rows]
+    return [(head, printed, bench.measure(rounds)) for head, printed, rounds in planned]
 
 
 TABLES: dict[str, Callable[[Plan, Bench], str]] = {
@@ -140,7 +139,12 @@ def network_label(plan: Plan, dataset: Dataset, model: str) -> str:
 
 
 def _score_tables(columns: tuple[str, ...], groups: list[Group]) -> str:
-    """iAcc and cAcc of all methods, the best in bold, then four methods beside the paper."""
+    """iAcc and cAcc of all methods, the best in bold, then four methods beside the paper.
+
+    Lines without any scores, of a run that isn't complete, are named below.
+    """
+    unmeasured = [", ".join(head) for head, _, rows in groups if not rows]
+    groups = [(head, printed, rows) for head, printed, rows in groups if rows]
     sizes = ("B", "aux a class", "seeds", "clients")
     methods = list(dict.fromkeys(row["method"] for _, _, rows in groups for row in rows))
     parts = []
@@ -165,6 +169,9 @@ def _score_tables(columns: tuple[str, ...], groups: list[Group]) -> str:
     behind = list(_behind(groups, methods))
     parts.append("Where another method is ahead of `rlu` in mean iAcc:\n")
     parts.append("".join(f"- {line}\n" for line in behind) or "- nowhere in this table\n")
+    if unmeasured:
+        parts.append("Not measured yet (the command goes on with them):\n")
+        parts.append("".join(f"- {line}\n" for line in unmeasured))
     return "\n".join(parts)
 
 

@@ -122,6 +122,12 @@ def _least(cost: Callable[[float], float], bounds: tuple[float, float]) -> float
     return float(minimize_scalar(cost, bounds=bounds, method="bounded", options={"xatol": _LEAST / 4}).x)
 
 
+def _beside(grid: FloatArray, costs: Sequence[float]) -> tuple[float, float]:
+    """The neighbours of the place of least cost."""
+    at = int(np.argmin(costs))
+    return float(grid[max(at - 1, 0)]), float(grid[min(at + 1, len(grid) - 1)])
+
+
 @dataclass(frozen=True)
 class Explanation:
     """What single auxiliary samples do to the update in F views, flat in D = (N − 1) F numbers.
@@ -238,16 +244,34 @@ class Views:
 
     def likeliest(self) -> float:
         """log c."""
-        lowest, highest = np.log(_range(self.observation))
-        grid = np.arange(lowest, highest, _COARSE)
-        at = int(np.argmin([self.cost(x) for x in grid]))
-        return _least(self.cost, (grid[max(at - 1, 0)], grid[min(at + 1, len(grid) - 1)]))
+        grid = self._grid()
+        return _least(self.cost, _beside(grid, [self.cost(x) for x in grid]))
 
-    def interval(self, found: float) -> LearningRate:
-        """c, with what the estimates of like updates are off by, by Birge's ratio more where it misfits."""
+    def soon_likeliest(self) -> float:
+        """log c, looked for with fixed weights at first."""
+        grid, found = self._grid(), 0.0
+        u, total = self.at(1.0)
+        for _ in range(2):
+            cost = self.weighted_at(found)(total * u)
+            ends = _beside(grid, [cost(x) for x in grid])
+            found = sum(ends) / 2
+        return _least(self.cost, ends)
+
+    def _grid(self) -> FloatArray:
+        lowest, highest = np.log(_range(self.observation))
+        return np.arange(lowest, highest, _COARSE)
+
+    def interval(self, found: float, *, soon: bool = False) -> LearningRate:
+        """c, with what the estimates of like updates are off by, by Birge's ratio more where it misfits.
+
+        Parameters
+        ----------
+        soon : with the weights of c for all of them, five times as fast
+        """
         lowest, highest = np.log(_range(self.observation))
         ends = (max(found - _AROUND, lowest), min(found + _AROUND, highest))
-        errors = np.array([_least(self.cost_of(moved), ends) for moved in self.like_updates(found)]) - found
+        cost_of = self.weighted_at(found) if soon else self.cost_of
+        errors = np.array([_least(cost_of(moved), ends) for moved in self.like_updates(found)]) - found
         birge = float(np.sqrt(max(1.0, self.misfit(found))))
         return from_logarithm(found, birge * _STUDENT * float(np.sqrt(np.mean(errors**2))))
 
@@ -268,6 +292,22 @@ class Views:
             return self._fitted(moved / total, total)[1]
 
         return cost
+
+    def weighted_at(self, log_scale: float) -> Callable[[FloatArray], Callable[[float], float]]:
+        """From any Δ + h in these views to its −2 log L, always with the weights of this one at c."""
+        u, total = self.at(float(np.exp(log_scale)))
+        root = np.linalg.cholesky(self.covariance(self._fitted(u, total)[0]) + self.noise / total**2)
+        solver = SimplexSolver(np.linalg.solve(root, self.explanation.mean.T))
+
+        def cost_of(moved: FloatArray) -> Callable[[float], float]:
+            white = np.linalg.solve(root, moved / total)
+
+            def cost(x: float) -> float:
+                return float(solver.solve(white * np.exp(log_scale - x)).residual ** 2 + 2 * len(u) * x)
+
+            return cost
+
+        return cost_of
 
     def like_updates(self, log_scale: float) -> Iterator[FloatArray]:
         """Δ + h in the views, of auxiliary samples with the labels found."""

@@ -64,10 +64,10 @@ def size_error(observation: Observation, z: FloatArray, moved: float) -> Learnin
     views = Views(seen, _explained_by_logits(observation, known))
     if views.may_be_right(z):
         return None
-    found = views.likeliest()
+    found = views.soon_likeliest()
     if abs(found) <= _RIGHT or views.misfit(found) > _OTHERWISE:
         return None
-    interval = views.interval(found).widened(moved)
+    interval = views.interval(found, soon=True).widened(moved)
     far = 2 * max(np.log(interval.high / interval.scale), np.log(interval.scale / interval.low))
     return interval if abs(found) > far else None
 

@@ -131,6 +131,10 @@ def solve(problem: Problem) -> Estimate:
     if strange and linear:
         note = Note("replay-strange-update", f"{_UNLIKE}: the counts are those of gls")
         return solve_instead(problem, note, **found)
+    doubts = () if linear else _doubts(observation, view, regression, strange)
+    if doubts:
+        found["replays"] = regression.clients
+        return Estimate(regression(features).proportions, found, doubts)
     number = _nearby(observation)
     if regression.error < _SURE and number:
         near = _near(observation, regression(features).proportions, number)
@@ -141,18 +145,22 @@ def solve(problem: Problem) -> Estimate:
     z = prediction.proportions
     if linear:
         found["residual"] = problem.residual(z)
-    if not linear:
-        own = update_shape(view.gradient.weight)
-        notes = check_shape(own, regression.replays.shapes, sized=not observation.scaled)
-        if strange and not notes:
-            message = f"{_UNLIKE}: the counts mean little and have no bounds"
-            notes = (Note("update-unlike-replays", message),)
-        if notes:
-            return Estimate(z, found, notes)
     low, high = (problem.total * edge for edge in (prediction.low, prediction.high))
     low = np.minimum(np.rint(low), np.floor(problem.total * z))
     high = np.maximum(np.rint(high), np.ceil(problem.total * z))
     return Estimate(z, found, low=low, high=high, presence=prediction.presence)
+
+
+def _doubts(
+    observation: Observation, view: ClientView, regression: KernelRegression, strange: bool
+) -> tuple[Note, ...]:
+    """Why no replay of Adam is like this update, none where some are."""
+    own = update_shape(view.gradient.weight)
+    notes = check_shape(own, regression.replays.shapes, sized=not observation.scaled)
+    if strange and not observation.scaled and not notes:
+        message = f"{_UNLIKE}: the counts mean little and have no bounds"
+        return (Note("update-unlike-replays", message),)
+    return notes
 
 
 def _why_not(observation: Observation, path: ResidualPath) -> str | None:

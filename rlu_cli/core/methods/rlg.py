@@ -45,6 +45,14 @@ def solve(problem: Problem) -> Estimate:
     else:
         present = np.array([_separates(C, j) for j in range(N)], dtype=np.float64)
     z, notes = on_simplex(present)
+    found = int(present.sum())
+    if found < problem.total < min(N, L):
+        note = Note(
+            "assumes-unique-labels",
+            f"rlg tells which classes occur, not how often: {problem.total} samples have left a trace in "
+            f"{found} of them, which share the labels evenly",
+        )
+        notes = (*notes, note)
     if problem.total >= min(N, L):
         note = Note(
             "assumes-few-samples",
