@@ -39,7 +39,7 @@ _LOGIT_SAMPLES = 5000
 
 
 def progress(plan: Plan, bench: Bench, folder: Path) -> str:
-    """iAcc of every method as the global model gets better; ten steps."""
+    """iAcc of every method as the global model gets better; ten steps. The drawing has the seven best."""
     parts = []
     chosen = [
         DATASETS[name]
@@ -69,7 +69,7 @@ def progress(plan: Plan, bench: Bench, folder: Path) -> str:
         parts.append(f"{network_label(plan, dataset, dataset.model)}; {_clients(rows)}:\n")
         parts.append(markdown(("training steps", "accuracy", *named), lines))
         places = range(len(stages))
-        for method in ("rlu", "llg+", "zlg+", "ilrg", "llbg", "ebi"):
+        for method in ("rlu", "dimitrov", "llg+", "zlg+", "ilrg", "llbg", "ebi"):
             means = [np.mean([r["iAcc"] for r in found if r["method"] == method]) for _, found in stages]
             axis.plot(places, means, marker="o", label=method, linewidth=2.5 if method == "rlu" else 1.2)
         axis.plot(places, accuracies, "k--", marker=".", label="model accuracy")
@@ -117,7 +117,7 @@ def aux_size(plan: Plan, bench: Bench, folder: Path) -> str:
         stage = "untrained" if not steps else f"{accuracy:.0%} accurate"
         label = f"{network_label(plan, dataset, plan.model(dataset, 'aux-size'))}, {stage}"
         scores = [mean_sd(r["iAcc"] for r in by_size[size]) if size in by_size else "" for size in AUX_SIZES]
-        lines.append((label, str(len(by_size[AUX_SIZES[0]])), *scores))
+        lines.append((label, _clients(by_size[AUX_SIZES[0]]), *scores))
         curves[label] = {size: [r["iAcc"] for r in found] for size, found in by_size.items()}
     figure, (axis,) = _figure(1)
     for label, curve in curves.items():
@@ -138,7 +138,8 @@ def logits(plan: Plan, bench: Bench, folder: Path) -> str:
 
     D is the Kolmogorov-Smirnov distance of one logit of one class from the Gaussian of the same mean and
     variance; the last column is the total variation between the erroneous confidence of the Gaussian and
-    the mean softmax itself, averaged over classes.
+    the mean softmax itself, averaged over classes. One model of seed 0, whose every pair of class and logit
+    counts.
     """
     chosen = [
         DATASETS[name] for name in (("SVHN",) if "progress" in plan.scale.swapped else ("SVHN", "CIFAR-10"))
@@ -170,7 +171,10 @@ def logits(plan: Plan, bench: Bench, folder: Path) -> str:
 
 
 def partitions(plan: Plan, bench: Bench, folder: Path) -> str:
-    """Who holds how much of which class, at three α."""
+    """Who holds how much of which class, at three α.
+
+    One partition each, of seed 0; mean ± standard deviation over its clients.
+    """
     lines = []
     for name in ("CIFAR-10", "CIFAR-100"):
         dataset = DATASETS[name]
@@ -183,7 +187,7 @@ def partitions(plan: Plan, bench: Bench, folder: Path) -> str:
             axis.set_xlabel("client")
             share = table.max(axis=1) / np.maximum(table.sum(axis=1), 1)
             held = (table >= 0.01 * table.sum(axis=0)).sum(axis=1)
-            lines.append((plan.label(dataset), str(alpha), f"{held.mean():.1f}", f"{share.mean():.2f}"))
+            lines.append((plan.label(dataset), str(alpha), mean_sd(held), mean_sd(share)))
         axes[0].set_ylabel("class")
         figure.suptitle(plan.label(dataset), fontsize=9)
         figure.savefig(folder / f"partitions_{_slug(dataset)}.png", dpi=150, metadata={"Software": None})

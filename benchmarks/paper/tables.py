@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
@@ -22,10 +22,13 @@ NEGATIVE = ("tanh", "selu")
 
 SCHEME_DATASETS = ("SVHN", "CIFAR-10", "CIFAR-100")
 
-Line = tuple[tuple[str, ...], Sequence[float] | None, list[Round]]
+Printed = Mapping[str, Sequence[float]]
+"""What the paper has of a line, by score."""
+
+Line = tuple[tuple[str, ...], Printed, list[Round]]
 """A table's line: what it says first, what the paper prints for it, and the rounds that it is made of."""
 
-Group = tuple[tuple[str, ...], Sequence[float] | None, Rows]
+Group = tuple[tuple[str, ...], Printed, Rows]
 """A line with the scores of its rounds' clients."""
 
 
@@ -41,7 +44,9 @@ def table2(plan: Plan, bench: Bench) -> str:
                 for activation in dataset.activations[: size.activations]:
                     rounds = plan.rounds(dataset, steps=steps, activation=activation)
                     head = (MODEL_NAMES[dataset.model], plan.label(dataset), activation, str(steps))
-                    yield head, published.TABLE_2[dataset.name, activation, steps], list(rounds)
+                    key = (dataset.name, activation, steps)
+                    printed = {"iAcc": published.TABLE_2[key], "cAcc": published.TABLE_2_CACC[key]}
+                    yield head, printed, list(rounds)
             for activation in NEGATIVE:
                 dataset = DATASETS["CIFAR-100"]
                 rounds = plan.rounds(dataset, steps=steps, model="lenet5", activation=activation)
@@ -51,7 +56,7 @@ def table2(plan: Plan, bench: Bench) -> str:
                     activation,
                     str(steps),
                 )
-                yield head, None, list(rounds)
+                yield head, {}, list(rounds)
 
     return _score_tables(("model", "data", "activation", "m"), measured(lines(), bench))
 
@@ -64,7 +69,7 @@ def table3(plan: Plan, bench: Bench) -> str:
     def lines() -> Iterator[Line]:
         for alpha in ALPHAS:
             rounds = plan.rounds(dataset, steps=10, model=model, alpha=alpha)
-            yield (str(alpha),), published.TABLE_3[alpha], list(rounds)
+            yield (str(alpha),), {"iAcc": published.TABLE_3[alpha]}, list(rounds)
 
     return f"{network_label(plan, dataset, model)}.\n\n" + _score_tables(("α",), measured(lines(), bench))
 
@@ -83,7 +88,7 @@ def table4(plan: Plan, bench: Bench) -> str:
                     )
                     rounds = plan.rounds(dataset, steps=10, model=model, lr=dataset.lr, **told)
                     head = (f"{symbol} = {value}", network_label(plan, dataset, model))
-                    yield head, published.TABLE_4[scheme, value, name], list(rounds)
+                    yield head, {"iAcc": published.TABLE_4[scheme, value, name]}, list(rounds)
 
     return _score_tables(("scheme", "model and data"), measured(lines(), bench))
 
@@ -106,7 +111,7 @@ def plain_vgg(plan: Plan, bench: Bench) -> str:
     def line(name: str, activation: str, what: str, printed: Sequence[float], **settings: Any) -> Line:
         dataset = DATASETS[name]
         rounds = plan.rounds(dataset, steps=10, activation=activation, batch_norm=False, **settings)
-        return (plan.label(dataset), activation, what), printed, list(rounds)
+        return (plan.label(dataset), activation, what), {"iAcc": printed}, list(rounds)
 
     return _score_tables(("data", "activation", "setting"), measured(lines(), bench))
 
@@ -139,7 +144,7 @@ def network_label(plan: Plan, dataset: Dataset, model: str) -> str:
 
 
 def _score_tables(columns: tuple[str, ...], groups: list[Group]) -> str:
-    """iAcc and cAcc of all methods, the best in bold, then four methods beside the paper.
+    """iAcc and cAcc of all methods, the best in bold, then four methods beside the paper's.
 
     Lines without any scores, of a run that isn't complete, are named below.
     """
@@ -153,19 +158,23 @@ def _score_tables(columns: tuple[str, ...], groups: list[Group]) -> str:
         names = [method if method != UNIFORM else "uniform guess" for method in methods]
         parts.append(f"{score}, mean ± standard deviation over clients:\n")
         parts.append(markdown((*columns, *sizes, *names), lines))
-    parts.append("iAcc here, and in brackets what the paper prints for its own data and settings:\n")
-    lines = [
-        (
-            *head,
-            *(
-                f"{_mean(rows, m):.3f} ({paper:.3f})"
-                for m, paper in zip(published.METHODS, printed, strict=True)
-            ),
-        )
-        for head, printed, rows in groups
-        if printed
-    ]
-    parts.append(markdown((*columns, *published.METHODS), lines))
+    for score in ("iAcc", "cAcc"):
+        lines = [
+            (
+                *head,
+                *(
+                    f"{_mean(rows, m, score):.3f} ({paper:.3f})"
+                    for m, paper in zip(published.METHODS, printed[score], strict=True)
+                ),
+            )
+            for head, printed, rows in groups
+            if score in printed
+        ]
+        if lines:
+            parts.append(
+                f"{score} here, and in brackets what the paper prints for its own data and settings:\n"
+            )
+            parts.append(markdown((*columns, *published.METHODS), lines))
     behind = list(_behind(groups, methods))
     parts.append("Where another method is ahead of `rlu` in mean iAcc:\n")
     parts.append("".join(f"- {line}\n" for line in behind) or "- nowhere in this table\n")
