@@ -1,5 +1,7 @@
 """Clients that train by Adam or AdamW: methods replay and surrogate against a uniform guess.
 
+Also clients of whom something wrong is told, and how often replay warns of it.
+
     python benchmarks/adam.py --seeds 3      (about 45 minutes on one core)
 
 Real training: LeNet-5, Fashion-MNIST, 5 clients a round, Dirichlet 0.5, batch 32, 100 auxiliary images
@@ -27,9 +29,9 @@ from common import (
     mean_sd,
     seeds_parser,
 )
-from regimes import few, scored
+from regimes import bounds, few, scored
 
-from rlu_cli.audit.options import SimulationOptions, StepOptions
+from rlu_cli.audit.options import SimulationOptions, StepOptions, TrainingOptions
 from rlu_cli.images import ImageSet
 from rlu_cli.images.datasets import open_dataset
 from rlu_cli.simulation.run import Simulator
@@ -40,7 +42,7 @@ FEW = 3000
 
 ADAM: dict[str, Any] = {"optimizer": "adam", "lr": "0.001"}
 ADAMW: dict[str, Any] = {"optimizer": "adamw", "lr": "0.001", "weight_decay": 0.01}
-REGIMES: dict[str, tuple[float, dict[str, Any]]] = {
+TRUE: dict[str, tuple[float, dict[str, Any]]] = {
     "untrained, Adam, m = 1": (0.0, {**ADAM, "steps": 1}),
     "untrained, Adam, m = 10": (0.0, {**ADAM, "steps": 10}),
     "untrained, AdamW, m = 10": (0.0, {**ADAMW, "steps": 10}),
@@ -49,6 +51,20 @@ REGIMES: dict[str, tuple[float, dict[str, Any]]] = {
     "27 %, Adam, m = 10": (0.27, {**ADAM, "steps": 10}),
     "80 %, Adam, m = 10": (0.8, {**ADAM, "steps": 10}),
 }
+
+SGD: dict[str, Any] = {"lr": "0.01", "steps": 10}
+WRONG: dict[str, tuple[float, dict[str, Any], dict[str, Any]]] = {
+    "untrained, SGD said to be Adam, m = 10": (0.0, SGD, ADAM),
+    "80 %, SGD said to be Adam, m = 10": (0.8, SGD, ADAM),
+    "80 %, SGD said to be Adam, m = 1": (0.8, {**SGD, "steps": 1}, ADAM),
+    "untrained, Adam, m = 1, lr said 1.5 times": (0.0, {**ADAM, "steps": 1}, {"lr": "0.0015"}),
+    "untrained, Adam, m = 10, lr said twice": (0.0, {**ADAM, "steps": 10}, {"lr": "0.002"}),
+    "80 %, Adam, m = 10, lr said twice": (0.8, {**ADAM, "steps": 10}, {"lr": "0.002"}),
+    "80 %, Adam, m = 10, lr said three times": (0.8, {**ADAM, "steps": 10}, {"lr": "0.003"}),
+}
+"""What was so, and what is told of it, where that is something else."""
+
+REGIMES = {**{name: (*regime, {}) for name, regime in TRUE.items()}, **WRONG}
 
 METHODS = ("replay", "surrogate")
 
@@ -66,7 +82,7 @@ def main() -> None:
 
 def measure(images: ImageSet, regime: str, seed: int) -> Iterator[Row]:
     """Scores of every client of one round."""
-    reached, options = REGIMES[regime]
+    reached, options, wrong = REGIMES[regime]
     start = lenet_at_accuracy(images, reached, seed=seed)
     federation = SimulationOptions(rounds=1, clients=5)
     if "epochs" in options:
@@ -78,7 +94,8 @@ def measure(images: ImageSet, regime: str, seed: int) -> Iterator[Row]:
         root = Path(folder) / "archive"
         for _ in Simulator(simulation, images, root, start=start).run():
             pass
-        for scores, _, _ in scored(root, METHODS):
+        methods = METHODS[:1] if wrong else METHODS
+        for scores, _, _ in scored(root, methods, TrainingOptions(**wrong)):
             yield {"regime": regime, "seed": seed, **scores}
 
 
@@ -89,21 +106,26 @@ def table(rows: list[Row]) -> str:
         own = [row for row in rows if row["regime"] == regime]
         by = [[row for row in own if row["method"] == method] for method in METHODS]
         bounded = [row for row in own if "bounds_hold" in row]
-        hold, width = (np.mean([row[key] for row in bounded]) for key in ("bounds_hold", "bounds_width"))
+        warned = sum("update-unlike-replays" in row["warnings"] for row in by[0])
         lines.append(
             (
                 regime,
                 str(len(by[0])),
-                *(mean_sd(row[key] for row in found) for key in ("iAcc", "cAcc") for found in by),
-                f"{hold:.1%}, {width:.1%}",
+                *(
+                    mean_sd(r[key] for r in found) if found else ""
+                    for key in ("iAcc", "cAcc")
+                    for found in by
+                ),
+                bounds(bounded, len(by[0])),
+                f"{warned} of {len(by[0])}",
                 mean_sd(row["uniform_iAcc"] for row in by[0]),
-                *(f"{np.median([row['seconds'] for row in found]):.1f}" for found in by),
+                *(f"{np.median([row['seconds'] for row in found]):.1f}" if found else "" for found in by),
             )
         )
     scores = (f"{method} {score}" for score in ("iAcc", "cAcc") for method in METHODS)
     costs = (f"{method}, s a client" for method in METHODS)
     return markdown(
-        ("model, training", "clients", *scores, "bounds hold, width", "uniform iAcc", *costs), lines
+        ("model, training", "clients", *scores, "bounds hold, width", "warned", "uniform iAcc", *costs), lines
     )
 
 

@@ -109,13 +109,20 @@ def clients(root: Path) -> Iterator[tuple[TruthLine, Path, Auditor]]:
         yield line, local, auditor
 
 
-def scored(root: Path, methods: Sequence[str]) -> Iterator[tuple[Row, Auditor, ClientRound]]:
-    """Every client of an archive of one round by each method: its scores, and what they come from."""
+def scored(
+    root: Path, methods: Sequence[str], told: TrainingOptions | None = None
+) -> Iterator[tuple[Row, Auditor, ClientRound]]:
+    """Every client of an archive of one round by each method: its scores, and what they come from.
+
+    Parameters
+    ----------
+    told : training values other than the files'
+    """
     for line, local, auditor in clients(root):
         truth = np.array(line.counts)
         for method in methods:
             began = perf_counter()
-            client = auditor.recover(local, TrainingOptions(), [method])
+            client = auditor.recover(local, told or TrainingOptions(), [method])
             seconds = perf_counter() - began
             found = client.recoveries[0]
             scores = {
