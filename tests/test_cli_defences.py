@@ -66,6 +66,14 @@ def test_noise_that_nobody_says_is_warned_of(tmp_path: Path) -> None:
     assert widths[1] > 0.6 * widths[0] > 0
 
 
+def test_the_size_of_a_coarse_update_is_not_doubted(tmp_path: Path) -> None:
+    """Rounded to 8 bits, four of thirty right updates seemed to be of another size."""
+    for defence, doubted in ((Defence(), True), (Defence(quantize=8), False), (Defence(top_k=0.5), False)):
+        flags = defended(tmp_path, defence, name="untrained_m1")
+        codes = call("recover", *flags, "--method", "rlu", "--lr", 0.02).codes
+        assert ("update-misscaled" in codes) is doubted
+
+
 def test_quantised_updates_have_bounds_that_know(tmp_path: Path) -> None:
     coarse = call("recover", *defended(tmp_path, Defence(quantize=3), name="trained_m10"))
     fine = call("recover", *defended(tmp_path, Defence(), name="trained_m10"))

@@ -108,7 +108,7 @@ def recover_labels(observation: Observation, *, method: str = "auto") -> Recover
     moved = motion(observation.start, observation.end)
     coarse = check_coarse(observation.update, resolution=storage_resolution(observation))
     size = None
-    if not observation.scaled and all(note.code != "update-sparsified" for note in coarse):
+    if not observation.scaled and not coarse:
         size = size_error(observation, estimate.proportions, moved or 0.0)
     if observation.scaled or size is not None:
         estimate = _without_bounds(estimate)

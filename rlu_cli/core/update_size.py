@@ -28,7 +28,6 @@ and more for clients that shift or mirror their images, or change their contrast
 _RIGHT = 0.1
 """Logarithm of an update's size, over what its training values say, that is no error."""
 
-
 _by_logits: WeakKeyDictionary[ModelStatistics, Explanation] = WeakKeyDictionary()
 """Of each global model."""
 
@@ -38,9 +37,9 @@ def size_error(observation: Observation, z: FloatArray, moved: float) -> Learnin
 
     The likelihood of `estimate_learning_rate`, of the samples that statistics keep: their logits for their
     embeddings, since ΔW Wᵀ = Σ r ⊗ (q − b). An error of 10 % is none, nor one of less than twice the
-    interval's half, in logarithms, nor one that explains the update badly too: then the auxiliary samples are
-    unlike the client's. None too where it can't be told: no bias, more than 20 classes, few
-    auxiliary samples, weight decay or gradients from outside, several steps that moved the model.
+    interval's half, in logarithms, nor one that explains the update badly too: then the auxiliary samples
+    are unlike the client's. None too where it can't be told: no bias, more than 20 classes, few auxiliary
+    samples, weight decay or gradients from outside, several steps that moved the model.
 
     Parameters
     ----------
@@ -64,12 +63,13 @@ def size_error(observation: Observation, z: FloatArray, moved: float) -> Learnin
     views = Views(seen, _explained_by_logits(observation, known))
     if views.may_be_right(z):
         return None
-    found = views.soon_likeliest()
+    soon = not views.noise.any()  # known noise weighs otherwise at every scale
+    found = views.soon_likeliest() if soon else views.likeliest()
     if abs(found) <= _RIGHT or views.misfit(found) > _OTHERWISE:
         return None
-    interval = views.interval(found, soon=True).widened(moved)
-    far = 2 * max(np.log(interval.high / interval.scale), np.log(interval.scale / interval.low))
-    return interval if abs(found) > far else None
+    interval = views.interval(found, soon=soon).widened(moved)
+    half = max(np.log(interval.high / interval.scale), np.log(interval.scale / interval.low))
+    return interval if abs(found) > 2 * half else None
 
 
 def _explained_by_logits(observation: Observation, samples: list[Activations]) -> Explanation:

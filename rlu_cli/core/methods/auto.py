@@ -38,9 +38,9 @@ def best_method(
 ) -> Method:
     """`regression` for one step of a trained model, `replay` for several steps, `gls` for the rest.
 
-    Averaged over the clients of any regime that was measured, each is at least as good there as `rlu`, or level
-    within the error (Scaffold and FedDyn at 80 %). `rlu` answers too where they don't have all that they need;
-    see "Error bars" in the docs. How trained a model is shows in the error that `gls` foresees.
+    Averaged over the clients of any regime that was measured, each is at least as good there as `rlu`, or
+    level within the error (Scaffold and FedDyn at 80 %). `rlu` answers too where they don't have all that
+    they need; see "Error bars" in the docs. How trained a model is shows in the error that `gls` foresees.
 
     Parameters
     ----------
