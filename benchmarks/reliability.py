@@ -1,7 +1,7 @@
 """Whether the reliability grade says what it should: expected against real iAcc, and iAcc by grade.
 
-    python benchmarks/regimes.py --seeds 3 --output benchmarks/results/reliability.ndjson
-    python benchmarks/reliability.py benchmarks/results/reliability.ndjson
+    python benchmarks/regimes.py --seeds 3 --output benchmarks/results/regimes_held_out.ndjson
+    python benchmarks/reliability.py benchmarks/results/regimes_held_out.ndjson
 
 Reads results of regimes.py and prints Markdown.
 """
