@@ -42,12 +42,12 @@ REPLAYED = np.column_stack((np.linspace(-1.0, 1.0, 50), np.linspace(-0.2, -0.1, 
     ("shape", "words"),
     [
         ((0.0, -0.15), ()),
-        ((2.9, -0.15), ()),
-        ((-2.9, -0.39), ()),
-        ((3.0, -0.15), ("20.1 times as large as those",)),
-        ((-3.0, -0.15), ("0.0498 times as large as those",)),
-        ((0.0, -0.41), ("less even than those",)),
-        ((3.0, 0.11), ("20.1 times as large as", "more even than those")),
+        ((2.3, -0.15), ()),
+        ((-2.3, -0.34), ()),
+        ((2.4, -0.15), ("11 times as large as those",)),
+        ((-2.4, -0.15), ("0.0907 times as large as those",)),
+        ((0.0, -0.36), ("less even than those",)),
+        ((2.4, 0.06), ("11 times as large as", "more even than those")),
     ],
 )
 def test_what_lies_far_from_the_replays_is_warned_of(

@@ -8,7 +8,7 @@ import numpy as np
 
 from rlu_cli.core.types import FloatArray, Note
 
-_FARTHEST = 5.0
+_FARTHEST = 4.0
 """Standard deviations that an update may be away from the replayed ones' mean."""
 
 _SPREAD = 0.05
