@@ -105,7 +105,6 @@ def table(rows: list[Row]) -> str:
     for regime in dict.fromkeys(row["regime"] for row in rows):
         own = [row for row in rows if row["regime"] == regime]
         by = [[row for row in own if row["method"] == method] for method in METHODS]
-        bounded = [row for row in own if "bounds_hold" in row]
         warned = sum("update-unlike-replays" in row["warnings"] for row in by[0])
         lines.append(
             (
@@ -116,7 +115,7 @@ def table(rows: list[Row]) -> str:
                     for key in ("iAcc", "cAcc")
                     for found in by
                 ),
-                bounds(bounded, len(by[0])),
+                bounds(by[0]),
                 f"{warned} of {len(by[0])}",
                 mean_sd(row["uniform_iAcc"] for row in by[0]),
                 *(f"{np.median([row['seconds'] for row in found]):.1f}" if found else "" for found in by),

@@ -28,7 +28,7 @@ from common import (
     mean_sd,
     seeds_parser,
 )
-from regimes import clients, simulated
+from regimes import bounds, clients, simulated
 from torch import Tensor
 
 from rlu_cli.audit.auditor import Auditor
@@ -174,7 +174,7 @@ def table(rows: list[Row]) -> str:
                 ("yes" if told else "no") if defence in KNOWN else "",
                 str(len(by[methods[0]])),
                 *(mean_of(by[m]) for m in methods),
-                *(bounds(by[m]) for m in bounded),
+                *(bounds(by[m], ("covered", "width")) for m in bounded),
                 ", ".join(sorted({code for row in own for code in row["warnings"]})),
             )
         )
@@ -197,18 +197,6 @@ def mean_of(rows: list[Row]) -> str:
     """Instance accuracy over the clients whose updates weren't refused."""
     scores = [row["iAcc"] for row in rows if "iAcc" in row]
     return mean_sd(scores) if scores else ""
-
-
-def bounds(rows: list[Row]) -> str:
-    """Share of the counts within their bounds, and the bounds' mean width as a share of all samples.
-
-    With how many clients have bounds, if not all do.
-    """
-    with_bounds = [row for row in rows if "covered" in row]
-    if not with_bounds:
-        return ""
-    found = ", ".join(f"{np.mean([row[k] for row in with_bounds]):.1%}" for k in ("covered", "width"))
-    return found if len(with_bounds) == len(rows) else f"{found} ({len(with_bounds)} clients)"
 
 
 if __name__ == "__main__":

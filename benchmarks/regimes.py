@@ -182,7 +182,7 @@ def table(rows: list[Row]) -> str:
                 *(mean_sd(r["iAcc"] for r in by[m]) for m in methods),
                 *(mean_sd(r["cAcc"] for r in by[m]) for m in methods),
                 *(f"{np.mean([r['presence_cAcc'] for r in b]):.3f}" if b else "" for b in bounded),
-                *(bounds(b, len(by[m])) for m, b in zip(with_bounds, bounded, strict=True)),
+                *(bounds(by[m]) for m in with_bounds),
             )
         )
     columns = ("model, training", "clients", *(f"{m} iAcc" for m in methods), *(f"{m} cAcc" for m in methods))
@@ -190,12 +190,16 @@ def table(rows: list[Row]) -> str:
     return markdown((*columns, *presence, *(f"{m} bounds hold, width" for m in with_bounds)), lines)
 
 
-def bounds(bounded: list[Row], clients: int) -> str:
-    """How many of the bounds hold, and how wide they are; of how many clients, where others have none."""
+def bounds(rows: list[Row], keys: tuple[str, str] = BOUNDS) -> str:
+    """How many of the bounds hold, and how wide they are, as a share of all samples.
+
+    With how many clients have bounds, if not all do.
+    """
+    bounded = [row for row in rows if keys[0] in row]
     if not bounded:
         return ""
-    found = ", ".join(f"{np.mean([row[key] for row in bounded]):.1%}" for key in BOUNDS)
-    return found if len(bounded) == clients else f"{found} ({len(bounded)} clients)"
+    found = ", ".join(f"{np.mean([row[key] for row in bounded]):.1%}" for key in keys)
+    return found if len(bounded) == len(rows) else f"{found} ({len(bounded)} clients)"
 
 
 if __name__ == "__main__":

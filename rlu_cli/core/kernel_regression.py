@@ -62,7 +62,7 @@ class KernelRegression:
 
     Parameters
     ----------
-    replays : features of shape (R, N, F)
+    replays : features of shape (R, N, F); kept as they are
     guesses : how many of the features are guesses
     constants : γ, λ and β where they are known
 
@@ -73,7 +73,7 @@ class KernelRegression:
     def __init__(
         self, replays: Replays, *, guesses: int, constants: tuple[float, float, float] | None = None
     ) -> None:
-        self._replays, features = replays, replays.features
+        self.replays, features = replays, replays.features
         _, N, F = features.shape
         rows = features.reshape(-1, F)
         self._mean = rows.mean(axis=0)
@@ -91,7 +91,7 @@ class KernelRegression:
 
     def arrays(self) -> Arrays:
         """Of which `from_arrays` makes it again."""
-        return {**self._replays.arrays(), "constants": np.array([self._gamma, self._ridge, self._slope])}
+        return {**self.replays.arrays(), "constants": np.array([self._gamma, self._ridge, self._slope])}
 
     @classmethod
     def from_arrays(cls, arrays: Arrays, num_classes: int, width: int, *, guesses: int) -> KernelRegression:
@@ -115,7 +115,7 @@ class KernelRegression:
         inputs, guesses = self._inputs(features), self._guessed(features.reshape(-1, F))
         border = self._kernel(inputs, guesses).T
         more = copy.copy(self)
-        more._replays = self._replays.and_(replays)
+        more.replays = self.replays.and_(replays)
         more._rows = np.concatenate((self._rows, inputs))
         more._guesses = np.concatenate((self._guesses, guesses))
         more._true = np.concatenate((self._true, np.sqrt(replays.proportions).ravel()))
@@ -132,14 +132,9 @@ class KernelRegression:
         self.error = 0.5 * float(np.abs(predicted - np.square(self._true).reshape(-1, N)).sum(axis=1).mean())
 
     @property
-    def replays(self) -> Replays:
-        """The clients that it was learnt from."""
-        return self._replays
-
-    @property
     def clients(self) -> int:
         """From how many it was learnt."""
-        return int(len(self._true) // (self._rows.shape[1] - len(self._mean)))
+        return len(self.replays.proportions)
 
     def strangeness(self, features: FloatArray) -> float:
         """Mean square of the standardised features, over the largest among the clients that were learnt from.

@@ -234,12 +234,8 @@ class Views:
     def may_be_right(self, z: FloatArray) -> bool:
         """Whether c = 1 is nearly as likely as some other c, with the weights of z for all: soon told."""
         u, total = self.at(1.0)
-        root = np.linalg.cholesky(self.covariance(z) + self.noise / total**2)
-        white = np.linalg.solve(root, np.column_stack((self.explanation.mean.T, u)))
-        solver = SimplexSolver(white[:, :-1])
-        told, *others = (
-            solver.solve(white[:, -1] / np.exp(x)).residual ** 2 + 2 * len(u) * x for x in (0.0, *_OTHERS)
-        )
+        cost = self.weighted(z, 0.0)(total * u)
+        told, *others = (cost(x) for x in (0.0, *_OTHERS))
         return told <= min(others) + _NEARLY
 
     def likeliest(self) -> float:
@@ -252,7 +248,7 @@ class Views:
         grid, found = self._grid(), 0.0
         u, total = self.at(1.0)
         for _ in range(2):
-            cost = self.weighted_at(found)(total * u)
+            cost = self.weighted(self.best(found), found)(total * u)
             ends = _beside(grid, [cost(x) for x in grid])
             found = sum(ends) / 2
         return _least(self.cost, ends)
@@ -270,7 +266,7 @@ class Views:
         """
         lowest, highest = np.log(_range(self.observation))
         ends = (max(found - _AROUND, lowest), min(found + _AROUND, highest))
-        cost_of = self.weighted_at(found) if soon else self.cost_of
+        cost_of = self.weighted(self.best(found), found) if soon else self.cost_of
         errors = np.array([_least(cost_of(moved), ends) for moved in self.like_updates(found)]) - found
         birge = float(np.sqrt(max(1.0, self.misfit(found))))
         return from_logarithm(found, birge * _STUDENT * float(np.sqrt(np.mean(errors**2))))
@@ -293,21 +289,26 @@ class Views:
 
         return cost
 
-    def weighted_at(self, log_scale: float) -> Callable[[FloatArray], Callable[[float], float]]:
-        """From any Δ + h in these views to its −2 log L, always with the weights of this one at c."""
-        u, total = self.at(float(np.exp(log_scale)))
-        root = np.linalg.cholesky(self.covariance(self._fitted(u, total)[0]) + self.noise / total**2)
+    def weighted(self, z: FloatArray, log_scale: float) -> Callable[[FloatArray], Callable[[float], float]]:
+        """From any Δ + h to its −2 log L, but for a constant, always with the weights of z at c."""
+        total = self.at(float(np.exp(log_scale)))[1]
+        root = np.linalg.cholesky(self.covariance(z) + self.noise / total**2)
         solver = SimplexSolver(np.linalg.solve(root, self.explanation.mean.T))
 
         def cost_of(moved: FloatArray) -> Callable[[float], float]:
             white = np.linalg.solve(root, moved / total)
 
             def cost(x: float) -> float:
-                return float(solver.solve(white * np.exp(log_scale - x)).residual ** 2 + 2 * len(u) * x)
+                scaled_back = white * np.exp(log_scale - x)
+                return float(solver.solve(scaled_back).residual ** 2 + 2 * len(white) * x)
 
             return cost
 
         return cost_of
+
+    def best(self, log_scale: float) -> FloatArray:
+        """z at c."""
+        return self._fitted(*self.at(float(np.exp(log_scale))))[0]
 
     def like_updates(self, log_scale: float) -> Iterator[FloatArray]:
         """Δ + h in the views, of auxiliary samples with the labels found."""

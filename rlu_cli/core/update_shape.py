@@ -26,12 +26,11 @@ def update_shape(weight: FloatArray) -> FloatArray:
     weight : ΔW or a multiple, shape (N, L)
     """
     tiny = float(np.finfo(np.float64).tiny)
-    largest = max(float(np.abs(weight).max()), tiny)
-    size = math.sqrt(float(np.mean(np.square(weight / largest))))
-    mean = float(np.mean(np.abs(weight / largest)))
-    return np.array(
-        [math.log(largest) + math.log(max(size, tiny)), math.log(max(mean, tiny) / max(size, tiny))]
-    )
+    magnitudes = np.abs(weight)
+    largest = max(float(magnitudes.max()), tiny)  # first, so that no square overflows or vanishes
+    magnitudes = magnitudes / largest
+    size, mean = (max(float(v), tiny) for v in (np.sqrt(np.mean(magnitudes**2)), np.mean(magnitudes)))
+    return np.array([math.log(largest) + math.log(size), math.log(mean / size)])
 
 
 def check_shape(shape: FloatArray, replayed: FloatArray, *, sized: bool = True) -> tuple[Note, ...]:

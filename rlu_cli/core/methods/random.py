@@ -18,7 +18,7 @@ def solve(problem: Problem) -> Estimate:
     observation = problem.observation
     total = observation.training.samples
     N = observation.head.num_classes
-    sent = hashlib.sha256(np.ascontiguousarray(observation.update.weight).tobytes()).digest()
+    sent = hashlib.sha256(observation.update.weight.tobytes()).digest()
     rng = np.random.default_rng((observation.seed, int.from_bytes(sent[:8], "little")))
     draws = rng.multinomial(total, np.full(N, 1.0 / N))
     note = Note("counts-random", "the counts are drawn at random, as a floor for methods: they mean nothing")

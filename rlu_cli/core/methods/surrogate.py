@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import asdict
 
 import numpy as np
@@ -77,17 +76,21 @@ def solve(problem: Problem) -> Estimate:
         drawn = np.random.default_rng((seed, 2, draw)).normal(size=change.weight.shape)
         return update_shape((change.weight + observation.noise_std * drawn) / rate)
 
-    def replayed(mixes: Sequence[FloatArray], *, first: int) -> Replays:
-        return _replayed(replay, features, shape, mixes, total, first=first)
-
-    def first() -> Replays:
-        mixes = list(draw_mixes(_FIRST, N, np.random.default_rng(seed)))
-        return replayed(mixes, first=0)
+    def replayed(mixes: FloatArray, *, first: int) -> Replays:
+        """Training on each of the mixes, in whole samples; those that diverge are left out."""
+        changes = [(draw, z, replay(z, draw)) for draw, z in enumerate(mixes, start=first)]
+        kept = [(draw, z, change) for draw, z, change in changes if change is not None]
+        check_diverging(len(mixes) - len(kept), len(mixes))
+        return Replays(
+            np.array([round_to_total(z, total) / total for _, z, _ in kept]),
+            np.array([features(change) for *_, change in kept]),
+            np.array([shape(change, draw) for draw, _, change in kept]),
+        )
 
     found = _banks.get(
         observation,
         {"training": asdict(training), "seed": seed, "noise_std": observation.noise_std},
-        make=first,
+        make=lambda: replayed(draw_mixes(_FIRST, N, np.random.default_rng(seed)), first=0),
         unpack=lambda arrays: Replays.from_arrays(arrays, N, (N * (1 + views.shape[1]),)),
     )
     noise = np.full(N * (1 + views.shape[1]), observation.noise_std / rate)
@@ -102,7 +105,7 @@ def solve(problem: Problem) -> Estimate:
         z = fit_near(found, sent, z, width=width, noise=noise).z
     rng = np.random.default_rng((seed, 1))
     for round_ in range(_ROUNDS):
-        mixes = list(mixes_near(z, _NEAR, rng, concentration=_CONCENTRATION))
+        mixes = mixes_near(z, _NEAR, rng, concentration=_CONCENTRATION)
         found = found.and_(replayed(mixes, first=_FIRST + round_ * _NEAR))
         for width in _NEAR_WIDTHS:
             solution = fit_near(found, sent, z, width=width, noise=noise)
@@ -156,33 +159,6 @@ def _views(means: FloatArray) -> FloatArray:
     apart = means - centre
     apart = apart - np.outer(apart @ along, along)
     return np.column_stack((along, np.linalg.svd(apart, full_matrices=False)[2][:_DIRECTIONS].T))
-
-
-def _replayed(
-    replay: Callable[[FloatArray, int], Head | None],
-    features: Callable[[Head], FloatArray],
-    shape: Callable[[Head, int], FloatArray],
-    mixes: Sequence[FloatArray],
-    total: int,
-    *,
-    first: int,
-) -> Replays:
-    """Training replayed on each of the mixes, in whole samples; those that diverge are left out.
-
-    Raises
-    ------
-    MismatchError
-        More than half diverge.
-    """
-    numbered = list(enumerate(mixes, start=first))
-    changes = [(draw, round_to_total(z, total) / total, replay(z, draw)) for draw, z in numbered]
-    kept = [(draw, z, change) for draw, z, change in changes if change is not None]
-    check_diverging(len(mixes) - len(kept), len(mixes))
-    return Replays(
-        np.array([z for _, z, _ in kept]),
-        np.array([features(change) for *_, change in kept]),
-        np.array([shape(change, draw) for draw, _, change in kept]),
-    )
 
 
 SURROGATE = Method(
