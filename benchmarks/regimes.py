@@ -31,7 +31,8 @@ from common import (
     seeds_parser,
 )
 
-from rlu_cli.audit.auditor import Auditor, ClientRound
+from rlu_cli.audit.auditor import Auditor
+from rlu_cli.audit.client_round import ClientRound
 from rlu_cli.audit.options import RunOptions, SimulationOptions, StepOptions, TrainingOptions
 from rlu_cli.audit.report import client_reliability
 from rlu_cli.core.metrics import score_bounds, score_counts, uniform_counts

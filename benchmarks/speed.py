@@ -227,7 +227,7 @@ class Bench:
         M = 1000 if self.quick else 10_000
         sizes = [(N, M, m) for N in ((10,) if self.quick else (10, 100, 200)) for m in (1, 10, 785)]
         sizes = [size for size in sizes if not self.quick or size[2] < 100]
-        sizes += [] if self.quick else [(1000, 1000, 10)]
+        sizes += [] if self.quick else [(1000, 1000, m) for m in (1, 10, 785)]
         return [({"N": N, "K": 100, "M": M, "m": m}, partial(self._search, N, m, M)) for N, M, m in sizes]
 
     def _search(self, classes: int, steps: int, samples: int) -> Row:

@@ -7,9 +7,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from cli_tools import AUX, QUICK, SAMPLES, call, metadata, sample, tensors, write_safetensors
+
+from rlu_cli.audit import client_round
+from rlu_cli.core.expectation import SoftmaxExpectation
 
 ROUND = SAMPLES / "untrained_m1"
 NORMED = """
@@ -150,3 +154,70 @@ def test_a_layer_of_another_shape_is_seen_though_not_read(tmp_path: Path) -> Non
     path = write_safetensors(tmp_path / "k.safetensors", state, metadata(source))
     message = call("recover", *sample("untrained_m1")[:2], "--local", path, "--aux", AUX).refusal(4)
     assert "conv1.weight" in message
+
+
+SEARCH = ("--method", "rlu", "--search-iterations", "4", *QUICK)
+
+
+def assert_alike(found: list[dict[str, Any]], expected: list[dict[str, Any]]) -> None:
+    """Equal documents, but for the rounding of what the search compares."""
+    assert len(found) == len(expected)
+    for one, other in zip(found, expected, strict=True):
+        for name in ("search_mismatch", "search_initial_mismatch"):
+            values = one["diagnostics"].pop(name, None), other["diagnostics"].get(name)
+            assert values[0] == (None if values[1] is None else pytest.approx(values[1], rel=1e-4))
+        assert one == {**other, "diagnostics": {k: other["diagnostics"][k] for k in one["diagnostics"]}}
+
+
+def test_clients_that_are_searched_together_get_what_they_get_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """S is evaluated for all of them at once, in groups that are bounded."""
+    together: list[int] = []
+    evaluate = SoftmaxExpectation.at
+
+    def counting(self: SoftmaxExpectation, shifts: np.ndarray, active: np.ndarray) -> np.ndarray:
+        together.append(len(shifts))
+        return evaluate(self, shifts, active)
+
+    monkeypatch.setattr(SoftmaxExpectation, "at", counting)
+    folder = SAMPLES / "trained_m10"
+    locals_ = [folder / f"client_{client}.safetensors" for client in (0, 1, 2, 0, 1)]
+    alone = [recover(folder / "global.safetensors", [path], *SEARCH)[0] for path in locals_]
+    assert set(together) == {1}
+    for most, limit, widest in ((16, 2**28, 5), (2, 2**28, 2), (16, 1, 1)):
+        together.clear()
+        monkeypatch.setattr(client_round, "_TOGETHER", most)
+        monkeypatch.setattr(client_round, "_BYTES", limit)
+        assert_alike(recover(folder / "global.safetensors", locals_, *SEARCH), alone)
+        assert max(together) == widest
+    assert any(document["diagnostics"]["search_moves"] for document in alone)
+
+
+def test_clients_that_train_otherwise_are_searched_apart(tmp_path: Path) -> None:
+    """One step needs no search, another learning rate another simulation; the order stays."""
+    folder = SAMPLES / "trained_m10"
+    state, about = (read(folder / "client_0.safetensors") for read in (tensors, metadata))
+    others = [
+        write_safetensors(tmp_path / f"{name}.safetensors", state, about | changed)
+        for name, changed in (("one", {"fl.steps": "1"}), ("slow", {"fl.lr": "0.008"}))
+    ]
+    plain = [folder / f"client_{client}.safetensors" for client in (0, 1)]
+    locals_ = [plain[0], *others, plain[1]]
+    alone = [recover(folder / "global.safetensors", [path], *SEARCH)[0] for path in locals_]
+    assert_alike(recover(folder / "global.safetensors", locals_, *SEARCH), alone)
+    assert ["search_moves" in document["diagnostics"] for document in alone] == [True, False, True, True]
+
+
+@pytest.mark.parametrize("broken", ["network", "rate"])
+def test_what_was_waiting_is_recovered_before_a_client_that_cannot_be(tmp_path: Path, broken: str) -> None:
+    folder = SAMPLES / "trained_m10"
+    state, about = (read(folder / "client_0.safetensors") for read in (tensors, metadata))
+    if broken == "network":
+        state["conv1.weight"] = torch.zeros(6, 1, 3, 3)
+    else:
+        about["fl.lambda"], about["fl.scheme"] = "1000", "fedprox"
+    wrong = write_safetensors(tmp_path / "wrong.safetensors", state, about)
+    good = [folder / f"client_{client}.safetensors" for client in (0, 1)]
+    given = [flag for path in (*good, wrong, *good) for flag in ("--local", path)]
+    outcome = call("recover", "--global", folder / "global.safetensors", *given, "--aux", AUX, *SEARCH)
+    assert outcome.code == 4, outcome.err
+    assert outcome.out.count("\n") == 2

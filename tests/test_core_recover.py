@@ -265,7 +265,7 @@ def test_search_simulates_the_clients_own_training(monkeypatch: pytest.MonkeyPat
         iterations: int,
         constant: np.ndarray,
     ) -> list[SearchResult]:
-        asked.append((simulator, final_mean[0], counts[0].tolist(), iterations, constant))
+        asked.append((simulator, final_mean[0], counts[0].tolist(), iterations, constant[0]))
         return [SearchResult(counts[0], 1.0, 1.0, 0)]
 
     monkeypatch.setattr(rlu_module, "posterior_search", spy)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
+
 import numpy as np
 import pytest
 from core_cases import moments_of
@@ -11,7 +13,7 @@ from hypothesis import strategies as st
 from rlu_cli.core import search as module
 from rlu_cli.core.confidence import monte_carlo_confidence
 from rlu_cli.core.draws import paired_normals
-from rlu_cli.core.search import MeanSimulator, SearchResult, posterior_search
+from rlu_cli.core.search import Asked, MeanSimulator, SearchResult, posterior_search
 from rlu_cli.core.types import LocalTraining, LogitMoments
 
 CLASSES = 4
@@ -163,7 +165,7 @@ def test_draws_made_again_are_the_kept_ones(monkeypatch: pytest.MonkeyPatch) -> 
     moments, gram = make_case(4)
     counts, training = np.array([10, 0, 20, 10]), TRAININGS["momentum"]
     kept = final_means(MeanSimulator(moments, gram, training, samples=5001), counts)
-    monkeypatch.setattr(module, "_KEPT_BYTES", 0)
+    monkeypatch.setattr(module, "free_bytes", lambda device: 0)
     made_again = final_means(MeanSimulator(moments, gram, training, samples=5001), counts)
     assert made_again.tobytes() == kept.tobytes()
 
@@ -275,10 +277,13 @@ def test_best_iterate_is_kept_where_the_last_is_worse() -> None:
             self.training = LocalTraining(1, 8, 0.1)
             self.calls = 0
 
-        def final_means(self, counts: np.ndarray, constant: object = None) -> np.ndarray:
+        def simulate(
+            self, counts: np.ndarray, constant: object = None
+        ) -> Generator[Asked, np.ndarray, np.ndarray]:
             size = [3.0, 1.0, 2.0, 4.0][self.calls]
             self.calls += 1
-            return np.array([[[size, -size], [0.0, 0.0]]])
+            yield from ()
+            return np.array([[size, -size], [0.0, 0.0]])
 
     result = search(Scripted(), np.zeros((2, 2)), [8, 0], 3)
     assert result.counts.tolist() == [7, 1]
@@ -291,10 +296,13 @@ def test_search_ends_when_it_comes_back() -> None:
             self.training = LocalTraining(2, 8, 0.1)
             self.asked: list[list[int]] = []
 
-        def final_means(self, counts: np.ndarray, constant: object = None) -> np.ndarray:
-            self.asked += counts.tolist()
-            sign = 1.0 if counts[0, 0] == 10 else -1.0
-            return sign * np.array([[[1.0, -1.0], [0.0, 0.0]]])
+        def simulate(
+            self, counts: np.ndarray, constant: object = None
+        ) -> Generator[Asked, np.ndarray, np.ndarray]:
+            self.asked.append(counts.tolist())
+            sign = 1.0 if counts[0] == 10 else -1.0
+            yield from ()
+            return sign * np.array([[1.0, -1.0], [0.0, 0.0]])
 
     simulator = Wavering()
     search(simulator, np.zeros((2, 2)), [10, 6], 50)

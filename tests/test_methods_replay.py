@@ -166,7 +166,7 @@ def test_fewer_samples_are_fewer_replays() -> None:
 
 
 @pytest.mark.parametrize(
-    ("operations", "shared", "near"), [(1e9, 200, 8), (2e10, 50, 8), (8e10, 20, 5), (1.1e11, 20, 0)]
+    ("operations", "shared", "near"), [(1e9, 200, 8), (1.2e10, 83, 5), (8e10, 20, 4), (1.1e11, 20, 0)]
 )
 def test_dear_replays_are_fewer(operations: float, shared: int, near: int) -> None:
     """Those near the answer are each client's own, and cost all the more."""

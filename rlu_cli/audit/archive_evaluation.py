@@ -87,19 +87,18 @@ def evaluate_archive(
     with reporter("recovering") as update:
         done = 0
         for number, group in groupby(lines, key=lambda line: line.round):
-            auditor: Auditor | None = None
-            for line in group:
-                local = _client_file(root, line)
-                if auditor is None:
-                    auditor = Auditor(
-                        _only_file(round_folder(root, number), GLOBAL_STEM),
-                        [local],
-                        aux=aux or root / AUX,
-                        aux_options=aux_options,
-                        model=model,
-                        run=run,
-                    )
-                client = auditor.recover(local, training or TrainingOptions(), methods, history)
+            members = list(group)
+            auditor = Auditor(
+                _only_file(round_folder(root, number), GLOBAL_STEM),
+                [_client_file(root, members[0])],
+                aux=aux or root / AUX,
+                aux_options=aux_options,
+                model=model,
+                run=run,
+            )
+            locals_ = (_client_file(root, line) for line in members)
+            found_each = auditor.recover_each(locals_, training or TrainingOptions(), methods, history)
+            for line, client in zip(members, found_each, strict=True):
                 truth = _truth(root, line, len(auditor.names))
                 scheme = client.training.training.scheme
                 for found in client.recoveries:

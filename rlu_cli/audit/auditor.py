@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from rlu_cli.audit.annotations import Annotations, whole
+from rlu_cli.audit.client_round import ClientRound, OpenedRound, recovered
 from rlu_cli.audit.clipping import clip_factor, clipped_norm, clipping_note, is_sharp, unclipped
 from rlu_cli.audit.description import check_described_alike, describe_model
 from rlu_cli.audit.devices import choose_device
@@ -26,7 +27,6 @@ from rlu_cli.audit.options import (
     ModelOptions,
     RunOptions,
     TrainingOptions,
-    Update,
 )
 from rlu_cli.audit.progress import Reporter, silent
 from rlu_cli.audit.replay import with_training
@@ -41,8 +41,7 @@ from rlu_cli.core.checks import check_sign
 from rlu_cli.core.gradients import normalised_update
 from rlu_cli.core.methods import AUTO, METHODS, Method, best_method, get_method
 from rlu_cli.core.methods.base import check_optimizer
-from rlu_cli.core.recover import recover_labels
-from rlu_cli.core.types import FloatArray, Head, LocalTraining, ModelStatistics, Note, Observation, Recovery
+from rlu_cli.core.types import FloatArray, Head, LocalTraining, ModelStatistics, Note, Observation
 from rlu_cli.core.unit_direction import stands_for_bias
 from rlu_cli.core.variates import STATEFUL
 from rlu_cli.errors import MismatchError, UsageError
@@ -58,22 +57,6 @@ client: seconds of a small processor's time."""
 
 _SHARED_REPLAY_COST = 4e11
 """The same for `replay`, which makes twenty of that size for all clients of a global model: two minutes."""
-
-
-@dataclass(frozen=True)
-class ClientRound:
-    """What was recovered of one client, by each of the methods asked for, in their order.
-
-    observation : what it was recovered from
-    """
-
-    path: Path
-    sha256: str
-    training: TrainingRecord
-    recoveries: tuple[Recovery, ...]
-    notes: tuple[Note, ...]
-    update: Update
-    observation: Observation
 
 
 class Auditor:
@@ -249,6 +232,23 @@ class Auditor:
         MismatchError
             The local checkpoint is not of this round's network, or training values are missing.
         """
+        return next(self.recover_each([path], options, methods, history))
+
+    def recover_each(
+        self,
+        paths: Iterable[Path],
+        options: TrainingOptions,
+        methods: Sequence[str],
+        history: HistoryOptions | None = None,
+    ) -> Iterator[ClientRound]:
+        """`recover` of one client after the other; what comes before one that can't be recovered is there."""
+        archived = history or HistoryOptions()
+        return recovered(self._open(path, options, methods, archived) for path in paths)
+
+    def _open(
+        self, path: Path, options: TrainingOptions, methods: Sequence[str], history: HistoryOptions
+    ) -> OpenedRound:
+        """What a client's counts are recovered from, and how."""
         local = self._read(path)
         self._check_key(local)
         annotations = self._annotations(local)
@@ -257,7 +257,7 @@ class Auditor:
         named = {name: get_method(name) for name in methods if name != AUTO}
         kind = update_kind(options.update, annotations)
         opened = open_local(self._named(local), self._named(self.reference), kind, self.head_name)
-        of = (local, record.training, annotations, options, history or HistoryOptions())
+        of = (local, record.training, annotations, options, history)
         found, notes = self._constant_gradient(*of)
         constant = None if found is None else unstack(found, self.head)
         opened, told, scaled, more = self._unclipped(opened, record, constant)
@@ -326,13 +326,10 @@ class Auditor:
             training, note = self._estimated_rate(observation, whole, end)
             observation, record = with_training(observation, training), record.with_rates(training)
             notes.append(note)
-        with report(f"simulating clients like {path.stem}") as update:
-            observation = replace(observation, progress=update)
-            recoveries = tuple(recover_labels(observation, method=method.name) for method in chosen)
         if kind == "delta" and record.training.optimizer == "sgd":
             notes += check_sign(normalised_update(observation), observation.start.confidence)
         notes = [*opened.notes, *notes]
-        return ClientRound(path, sha256_file(path), record, recoveries, tuple(notes), kind, observation)
+        return OpenedRound(path, record, tuple(chosen), tuple(notes), kind, observation, report)
 
     def _unclipped(
         self, opened: LocalModel, record: TrainingRecord, constant: Head | None

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from rlu_cli import __version__
-from rlu_cli.audit.auditor import Auditor, ClientRound
+from rlu_cli.audit.auditor import Auditor
+from rlu_cli.audit.client_round import ClientRound
 from rlu_cli.core.metrics import score_counts, uniform_counts
 from rlu_cli.core.reliability import Reliability, reliability
 from rlu_cli.core.sensitivity import Moved

@@ -80,8 +80,7 @@ def recover(
             run=run,
             reporter=terminal.reporter,
         )
-        for path in local:
-            client = auditor.recover(path, training, [method], history)
+        for client in auditor.recover_each(local, training, [method], history):
             found = client.recoveries[0]
             moved = client_sensitivity(client.observation, found) if sensitivity else None
             document = recovery_document(auditor, client, found, moved)
@@ -89,7 +88,7 @@ def recover(
             shared = warning_list(auditor.notes)
             own = [warning for warning in document["warnings"] if warning not in shared]
             terminal.warn(shared)
-            terminal.warn(own, about=str(path) if len(local) > 1 else None)
+            terminal.warn(own, about=str(client.path) if len(local) > 1 else None)
             write(dumps(document, indent=2 if len(local) == 1 else None))
             if document["reliability"]["grade"] == "poor":
                 failed |= set(document["reliability"]["reasons"])

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -28,6 +29,7 @@ from rlu_cli.core.types import (
     Estimate,
     Head,
     HeadUpdate,
+    Note,
     Observation,
     Recovery,
 )
@@ -74,6 +76,125 @@ def recover_labels(observation: Observation, *, method: str = "auto") -> Recover
     MismatchError, UsageError
         Inputs that don't fit together, or training values out of range.
     """
+    return recover_together([observation], method=method)[0]
+
+
+def recover_together(observations: Sequence[Observation], *, method: str = "auto") -> list[Recovery]:
+    """`recover_labels` of several clients, who share what work their method lets them share.
+
+    Each gets the numbers that it gets alone, but for the last digits of the posterior search's mismatch.
+    """
+    prepared = [_prepared(observation, method) for observation in observations]
+    estimates: dict[int, Estimate] = {}
+    for one in dict.fromkeys(client.method for client in prepared):
+        which = [index for index, client in enumerate(prepared) if client.method is one]
+        estimates |= zip(which, one.estimates([prepared[index].problem for index in which]), strict=True)
+    return [client.recovery(estimates[index]) for index, client in enumerate(prepared)]
+
+
+@dataclass(frozen=True)
+class _Prepared:
+    """A client's problem, and what its update looks like before any method has seen it.
+
+    update : what the gradients made of the head; None where the optimiser isn't linear in them, and no
+        check applies that takes the update for their sum
+    noise : standard deviation of what is known to lie on u
+    """
+
+    method: Method
+    problem: Problem
+    update: HeadUpdate | None
+    noise: float
+    diagnostics: dict[str, float | bool | int | None]
+    notes: Sequence[Note]
+
+    def recovery(self, estimate: Estimate) -> Recovery:
+        """With the method's answer."""
+        if self.update is None:
+            return self._without_linear_checks(estimate)
+        observation, problem = self.problem.observation, self.problem
+        path = problem.path
+        match = embedding_match(self.update, path.solution.z, problem.u, path.confidence, path.embedding_mean)
+        unexplained = misfit(
+            self.update,
+            observation.training,
+            observation.start,
+            observation.end,
+            path.position,
+            self.noise,
+        )
+        moved = motion(observation.start, observation.end)
+        coarse = check_coarse(observation.update, resolution=storage_resolution(observation))
+        size = None
+        if not observation.scaled and not coarse:
+            size = size_error(observation, estimate.proportions, moved or 0.0)
+        return self._recovery(
+            estimate,
+            bounded=not observation.scaled and size is None,
+            diagnostics={
+                "embedding_match": match,
+                "misfit": unexplained,
+                "motion": moved,
+                **self.diagnostics,
+            },
+            warnings=(
+                *self.notes,
+                *coarse,
+                *check_size(size),
+                *check_misfit(unexplained, moved),
+                *check_embedding(match, unexplained, moved),
+                *assumption_notes(self.method, problem),
+            ),
+        )
+
+    def _without_linear_checks(self, estimate: Estimate) -> Recovery:
+        observation = self.problem.observation
+        update = observation.update
+        moved = update.weight if update.bias is None else update.bias
+        return self._recovery(
+            estimate,
+            bounded=not observation.scaled,
+            diagnostics={
+                **dict.fromkeys(_OF_GRADIENTS),
+                "motion": motion(observation.start, observation.end),
+                "update_norm": float(np.linalg.norm(moved)),
+                "update_noise": normalised_noise(observation),
+            },
+            warnings=check_coarse(update, resolution=storage_resolution(observation)),
+        )
+
+    def _recovery(
+        self,
+        estimate: Estimate,
+        *,
+        bounded: bool,
+        diagnostics: dict[str, float | bool | int | None],
+        warnings: Sequence[Note],
+    ) -> Recovery:
+        """Without bounds where they mean nothing: of an update of another size than training made it."""
+        observation = self.problem.observation
+        total = observation.training.samples
+        return Recovery(
+            method=self.method.name,
+            total=total,
+            counts=round_to_total(estimate.proportions, total),
+            estimate=total * estimate.proportions,
+            low=estimate.low if bounded else None,
+            high=estimate.high if bounded else None,
+            presence=estimate.presence if bounded else None,
+            diagnostics={
+                "residual": None,
+                "aux_accuracy": observation.start.overall_accuracy,
+                "own_confidence": own_confidence(observation.start),
+                **diagnostics,
+                **estimate.diagnostics,
+            },
+            warnings=(*warnings, *estimate.warnings),
+        )
+
+
+def _prepared(observation: Observation, method: str) -> _Prepared:
+    """The client's problem, refused where its parts or the method don't fit."""
     chosen = _automatic(observation) if method == AUTO else get_method(method)
     _check_shapes(observation)
     _check_bias(observation, chosen)
@@ -90,7 +211,8 @@ def recover_labels(observation: Observation, *, method: str = "auto") -> Recover
     check_training(observation.training)
     check_optimizer(chosen, observation.training)
     if observation.training.optimizer != "sgd":
-        return _without_linear_checks(observation, chosen)
+        problem = Problem(observation, normalised_update(observation), mean_gradient(observation))
+        return _Prepared(chosen, problem, None, 0.0, {}, ())
     update = without_drift(observation)
     u = normalised_update(observation, update)
     noise = normalised_noise(observation) if observation.noise_told else 0.0
@@ -98,82 +220,7 @@ def recover_labels(observation: Observation, *, method: str = "auto") -> Recover
         u, observation.update, observation.head, rounding=observation.rounding, noise=noise
     )
     problem = Problem(observation, u, mean_gradient(observation, update))
-    estimate = chosen.solve(problem)
-    total = observation.training.samples
-    path = problem.path
-    match = embedding_match(update, path.solution.z, u, path.confidence, path.embedding_mean)
-    unexplained = misfit(
-        update, observation.training, observation.start, observation.end, path.position, noise
-    )
-    moved = motion(observation.start, observation.end)
-    coarse = check_coarse(observation.update, resolution=storage_resolution(observation))
-    size = None
-    if not observation.scaled and not coarse:
-        size = size_error(observation, estimate.proportions, moved or 0.0)
-    if observation.scaled or size is not None:
-        estimate = _without_bounds(estimate)
-    return Recovery(
-        method=chosen.name,
-        total=total,
-        counts=round_to_total(estimate.proportions, total),
-        estimate=total * estimate.proportions,
-        low=estimate.low,
-        high=estimate.high,
-        presence=estimate.presence,
-        diagnostics={
-            "residual": None,
-            "aux_accuracy": observation.start.overall_accuracy,
-            "own_confidence": own_confidence(observation.start),
-            "embedding_match": match,
-            "misfit": unexplained,
-            "motion": moved,
-            **diagnostics,
-            **estimate.diagnostics,
-        },
-        warnings=(
-            *notes,
-            *coarse,
-            *check_size(size),
-            *check_misfit(unexplained, moved),
-            *check_embedding(match, unexplained, moved),
-            *assumption_notes(chosen, problem),
-            *estimate.warnings,
-        ),
-    )
-
-
-def _without_linear_checks(observation: Observation, method: Method) -> Recovery:
-    """The recovery where no check applies that takes the update for a sum of gradients."""
-    training, update = observation.training, observation.update
-    estimate = method.solve(Problem(observation, normalised_update(observation), mean_gradient(observation)))
-    if observation.scaled:
-        estimate = _without_bounds(estimate)
-    moved = update.weight if update.bias is None else update.bias
-    return Recovery(
-        method=method.name,
-        total=training.samples,
-        counts=round_to_total(estimate.proportions, training.samples),
-        estimate=training.samples * estimate.proportions,
-        low=estimate.low,
-        high=estimate.high,
-        presence=estimate.presence,
-        diagnostics={
-            "residual": None,
-            **dict.fromkeys(_OF_GRADIENTS),
-            "aux_accuracy": observation.start.overall_accuracy,
-            "own_confidence": own_confidence(observation.start),
-            "motion": motion(observation.start, observation.end),
-            "update_norm": float(np.linalg.norm(moved)),
-            "update_noise": normalised_noise(observation),
-            **estimate.diagnostics,
-        },
-        warnings=(*check_coarse(update, resolution=storage_resolution(observation)), *estimate.warnings),
-    )
-
-
-def _without_bounds(estimate: Estimate) -> Estimate:
-    """The counts alone: of an update of another size than training made it, bounds mean nothing."""
-    return replace(estimate, low=None, high=None, presence=None)
+    return _Prepared(chosen, problem, update, noise, {**diagnostics}, notes)
 
 
 def _automatic(observation: Observation) -> Method:

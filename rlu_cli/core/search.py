@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Generator, Iterable
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rlu_cli.core.expectation import SoftmaxExpectation
+from rlu_cli.core.memory import free_bytes
 from rlu_cli.core.schemes import LinearRecursion, impulse_response
 from rlu_cli.core.types import FloatArray, IntArray, LocalTraining, LogitMoments
 
-_KEPT_BYTES = 2**30
-"""exp(x) of the draws is kept up to this size and made again from the draws beyond it."""
+T = TypeVar("T")
+
+_KEPT_SHARE, _MOST_KEPT = 0.125, 4 * 2**30
+"""exp(x) of the draws is kept up to this share of the free memory, and this size; what is more is made again
+from the draws, with the same bits."""
 
 _NODES = 4
 """S is extrapolated through this many steps at which it was evaluated (a cubic)."""
@@ -38,6 +45,10 @@ class SearchResult:
     moves: int
 
 
+Asked = tuple[FloatArray, NDArray[np.bool_]]
+"""Where S is wanted: the shifts of one client's mean logits, shape (N, N), and the classes, shape (N,)."""
+
+
 class MeanSimulator:
     """Simulates how the class-mean logits move while clients train on given label counts.
 
@@ -54,7 +65,8 @@ class MeanSimulator:
     Where many steps change the gradient slowly, S is evaluated at strides only: in between, the gradient is
     the cubic through the last four evaluations. A stride at whose end the gradient differs from the cubic
     by so much that `_STRIDE_ERROR` may be exceeded is taken again at half the length; stride 1 is the
-    recursion itself.
+    recursion itself. Each client has strides of its own, so its numbers don't depend on the
+    others, but for the order in which float32 products add.
 
     Parameters
     ----------
@@ -76,9 +88,8 @@ class MeanSimulator:
         self.mean = moments.mean
         self.gram = gram
         self.training = training
-        self.softmax = SoftmaxExpectation(
-            moments, samples=samples, seed=seed, device=device, keep=_KEPT_BYTES
-        )
+        keep = min(_MOST_KEPT, int(_KEPT_SHARE * free_bytes(device)))
+        self.softmax = SoftmaxExpectation(moments, samples=samples, seed=seed, device=device, keep=keep)
 
     def final_means(self, counts: IntArray, constant: FloatArray | float = 0.0) -> FloatArray:
         """μ̂ of the models that training on ``counts`` would have produced, shape (C, N, N).
@@ -88,18 +99,25 @@ class MeanSimulator:
         counts : shape (C, N), one row a client
         constant : the scheme's constant gradient, as it moves the mean logits, shape (C, N, N) or less
         """
+        constants = np.broadcast_to(np.asarray(constant, dtype=np.float64), (len(counts), *self.gram.shape))
+        return np.stack(self.together(map(self.simulate, counts, constants)))
+
+    def simulate(
+        self, counts: IntArray, constant: FloatArray | float = 0.0
+    ) -> Generator[Asked, FloatArray, FloatArray]:
+        """`final_means` of one client, shape (N, N): asks for S where it needs it."""
         t = self.training
-        share = counts / (t.steps * t.batch_size)
-        reach = self.gram * share[:, None, :]  # (C, N, N): class moved, class trained on
+        reach = self.gram * (counts / (t.steps * t.batch_size))  # class moved, class trained on
         active = counts > 0
         target = np.eye(len(self.mean))
         scale = float(np.max(np.abs(impulse_response(t))))
 
-        def gradient(state: LinearRecursion) -> FloatArray:
-            return np.asarray(reach @ (self.softmax.at(state.displacement, active) - target))
+        def gradient(state: LinearRecursion) -> Generator[Asked, FloatArray, FloatArray]:
+            confidence = yield state.displacement, active
+            return np.asarray(reach @ (confidence - target))
 
         state = LinearRecursion(t, reach.shape, initial=self.mean, constant=constant)
-        nodes = [(0, gradient(state))]
+        nodes = [(0, (yield from gradient(state)))]
         stride = 1
         while state.step_index < t.steps - 1:
             start = state.step_index
@@ -107,7 +125,7 @@ class MeanSimulator:
             ahead = copy.copy(state)
             for step in range(start, start + stride):
                 ahead.step(_extrapolate(nodes, step))
-            found = gradient(ahead)
+            found = yield from gradient(ahead)
             miss = stride * scale * float(np.abs(_extrapolate(nodes, start + stride) - found).max())
             if stride > 1 and not miss <= _STRIDE_ERROR:
                 stride //= 2
@@ -118,6 +136,25 @@ class MeanSimulator:
                 stride *= 2
         state.step(nodes[-1][1])
         return np.asarray(self.mean + state.displacement)
+
+    def together(self, runs: Iterable[Generator[Asked, FloatArray, T]]) -> list[T]:
+        """What the runs return, each of which asks for S and is sent it: side by side, one pass for all."""
+        ended: dict[int, T] = {}
+        answers: dict[int, FloatArray] = {}
+        waiting = dict(enumerate(runs))
+        number = len(waiting)
+        while waiting:
+            asked: dict[int, Asked] = {}
+            for index, run in tuple(waiting.items()):
+                try:
+                    asked[index] = next(run) if index not in answers else run.send(answers[index])
+                except StopIteration as end:
+                    ended[index] = end.value
+                    del waiting[index]
+            if asked:
+                shifts, active = (np.stack(parts) for parts in zip(*asked.values(), strict=True))
+                answers = dict(zip(asked, self.softmax.at(shifts, active), strict=True))
+        return [ended[index] for index in range(number)]
 
 
 def _extrapolate(nodes: list[tuple[int, FloatArray]], step: int) -> FloatArray:
@@ -148,7 +185,8 @@ def posterior_search(
     so the iterate kept is the one with the smallest class-resolved mismatch ‖μ̂ − μ‖²_F, the first
     guess included, and the search ends when it comes back to counts it has seen.
 
-    Clients of one round, which started from one model and trained alike, are searched side by side.
+    Clients of one round, which started from one model and trained alike, are searched side by side, each as
+    if it were alone.
 
     Parameters
     ----------
@@ -157,29 +195,31 @@ def posterior_search(
     iterations : T, at most
     constant : see `MeanSimulator.final_means`
     """
-    counts = counts.copy()
-    constant = np.broadcast_to(np.asarray(constant, dtype=np.float64), final_mean.shape)
-    results: dict[int, SearchResult] = {}
-    seen: list[set[bytes]] = [set() for _ in counts]
-    going = list(range(len(counts)))
+    constants = np.broadcast_to(np.asarray(constant, dtype=np.float64), final_mean.shape)
+    clients = zip(final_mean, counts, constants, strict=True)
+    return simulator.together(_search(simulator, *client, iterations) for client in clients)
+
+
+def _search(
+    simulator: MeanSimulator, final_mean: FloatArray, counts: IntArray, constant: FloatArray, iterations: int
+) -> Generator[Asked, FloatArray, SearchResult]:
+    """Of one client."""
+    seen: set[bytes] = set()
+    best: SearchResult | None = None
     for move in range(iterations + 1):
-        differences = simulator.final_means(counts[going], constant[going]) - final_mean[going]
-        for client, difference in zip(tuple(going), differences, strict=True):
-            mismatch = float(np.sum(difference**2))
-            best = results.get(client)
-            if best is None:
-                results[client] = SearchResult(counts[client].copy(), mismatch, mismatch, 0)
-            elif mismatch < best.mismatch:
-                results[client] = SearchResult(counts[client].copy(), mismatch, best.initial_mismatch, move)
-            seen[client].add(counts[client].tobytes())
-            moved = _move(counts[client], difference.sum(axis=0), simulator.training.steps)
-            if moved is None or moved.tobytes() in seen[client]:
-                going.remove(client)
-            else:
-                counts[client] = moved
-        if not going:
+        difference = (yield from simulator.simulate(counts, constant)) - final_mean
+        mismatch = float(np.sum(difference**2))
+        if best is None:
+            best = SearchResult(counts.copy(), mismatch, mismatch, 0)
+        elif mismatch < best.mismatch:
+            best = SearchResult(counts, mismatch, best.initial_mismatch, move)
+        seen.add(counts.tobytes())
+        moved = _move(counts, difference.sum(axis=0), simulator.training.steps)
+        if moved is None or moved.tobytes() in seen:
             break
-    return [results[client] for client in range(len(counts))]
+        counts = moved
+    assert best is not None
+    return best
 
 
 def _move(counts: IntArray, excess: FloatArray, amount: int) -> IntArray | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -100,6 +100,8 @@ class Method:
     needs_update_replays : whether it wants replayed updates (`Observation.replayed_update`)
     needs_replayed_clients : whether it wants replayed clients (`Observation.replayed_clients`)
     any_optimizer : whether it reads updates of optimisers that aren't linear in the gradients
+    solve_together : ``solve`` of several clients at once, where that costs less; but for rounding, the
+        answers are the same
     """
 
     name: str
@@ -116,6 +118,13 @@ class Method:
     needs_update_replays: bool = False
     needs_replayed_clients: bool = False
     any_optimizer: bool = False
+    solve_together: Callable[[Sequence[Problem]], list[Estimate]] | None = None
+
+    def estimates(self, problems: Sequence[Problem]) -> list[Estimate]:
+        """The answers to several problems."""
+        if self.solve_together is not None:
+            return self.solve_together(problems)
+        return [self.solve(problem) for problem in problems]
 
 
 def check_optimizer(method: Method, training: LocalTraining) -> None:

@@ -59,11 +59,12 @@ _SURE = 0.1
 decides, and not what training makes of them, they tell nothing new."""
 
 _NEAR, _LEAST_NEAR = 8, 4
-_NEAR_WORK = 4e11
-"""Floating-point operations that one client is worth; none are made where the least number takes more."""
+_NEAR_WORK, _LEAST_NEAR_WORK = 7e10, 4e11
+"""Floating-point operations of the replays near one client's answer, a second or two of a small processor: as
+many replays as that makes, but not fewer than the least number unless those take more than the second."""
 
-_CONCENTRATION = 30.0
-"""How near to z their mixes are, see `mixes_near`."""
+_CONCENTRATION = 300.0
+"""How near to z their mixes are, see `mixes_near`: by 0.02 where a class has a tenth of the samples."""
 
 _LATE = 0.75
 """Where between both models `gls` is asked as well, beside where a steady gradient was taken."""
@@ -98,8 +99,8 @@ def solve(problem: Problem) -> Estimate:
     f is the same for every class (`class_features`, `KernelRegression`), so N samples come of each replay.
     Among the features is what `gls` makes of both models' residuals without replays: where the way between
     them is smooth, f follows it, and where it is not, the replays say how wrong it is. The errors on replays
-    left out give the bounds and the presence. Where these errors are small, eight more replays near the
-    answer sharpen it.
+    left out give the bounds and the presence. Where these errors are small, four to eight more replays near
+    the answer sharpen it.
 
     Nothing is asked of the optimiser but that it can be run, so this is the method for Adam too, whose
     update isn't linear in the gradients. There the guesses mean little, and `gls` can't answer in its place.
@@ -242,10 +243,10 @@ def _share(observation: Observation) -> float:
 def _nearby(observation: Observation) -> int:
     """How many replays of the client's own training are worth their time."""
     assert observation.replayed_clients is not None
-    affordable = _NEAR_WORK / observation.replayed_clients.cost(observation.training)
-    if affordable < _LEAST_NEAR:
+    cost = observation.replayed_clients.cost(observation.training)
+    if _LEAST_NEAR * cost > _LEAST_NEAR_WORK:
         return 0
-    return max(_LEAST_NEAR, int(min(_share(observation) * _NEAR, affordable)))
+    return max(_LEAST_NEAR, int(min(_share(observation) * _NEAR, _NEAR_WORK / cost)))
 
 
 def _near(observation: Observation, z: FloatArray, number: int) -> Replays:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -9,7 +10,7 @@ import numpy as np
 from rlu_cli.core.embedding import embedding_gram
 from rlu_cli.core.methods.base import Capabilities, Method, Problem, solution_notes, swing_notes
 from rlu_cli.core.rounding import round_to_total
-from rlu_cli.core.search import MeanSimulator, posterior_search
+from rlu_cli.core.search import MeanSimulator, SearchResult, posterior_search
 from rlu_cli.core.types import Estimate, FloatArray, ModelStatistics, Observation
 
 _simulators: WeakKeyDictionary[ModelStatistics, tuple[object, MeanSimulator]] = WeakKeyDictionary()
@@ -29,8 +30,18 @@ def solve(problem: Problem) -> Estimate:
     search (Alg. 2) then refines the counts, and they are kept only where the simulated local model
     comes closer to the real one.
     """
-    observation = problem.observation
-    solution = problem.path.solution
+    return solve_together([problem])[0]
+
+
+def solve_together(problems: Sequence[Problem]) -> list[Estimate]:
+    """`solve` of several clients; those that trained alike from one model are searched at once."""
+    found = _searched(problems)
+    return [_estimate(problem, found.get(index)) for index, problem in enumerate(problems)]
+
+
+def _estimate(problem: Problem, searched: SearchResult | None) -> Estimate:
+    """The least-squares proportions, unless the search came nearer to the local model than they do."""
+    observation, solution = problem.observation, problem.path.solution
     proportions = solution.z
     diagnostics: dict[str, float | bool | int | None] = {
         "residual": solution.residual,
@@ -38,53 +49,78 @@ def solve(problem: Problem) -> Estimate:
         "solver_certified": solution.certified,
         "path_position": problem.path.position,
     }
-    if observation.search_iterations > 0 and observation.training.steps > 1 and observation.end is not None:
-        proportions, searched = _search(observation, proportions)
-        diagnostics.update(searched)
+    if searched is not None:
+        diagnostics["search_mismatch"] = searched.mismatch
+        diagnostics["search_initial_mismatch"] = searched.initial_mismatch
+        diagnostics["search_moves"] = searched.moves
+        if searched.moves:
+            proportions = np.asarray(searched.counts / problem.total)
     complete = observation.training.steps == 1 or observation.end is not None
     swing = diagnostics["swing"] = problem.swing(proportions)
     notes = (*solution_notes(solution, known_to_the_end=complete), *swing_notes(swing))
     return Estimate(proportions, diagnostics, notes)
 
 
-def _search(
-    observation: Observation, proportions: FloatArray
-) -> tuple[FloatArray, dict[str, float | bool | int | None]]:
-    """Alg. 2, started from the least-squares counts; keeps the real-valued solution unless it loses."""
+def searches(observation: Observation) -> bool:
+    """Whether the posterior search looks at such a client."""
+    several = observation.training.steps > 1 and observation.end is not None
+    return several and observation.search_iterations > 0
+
+
+def _searched(problems: Sequence[Problem]) -> dict[int, SearchResult]:
+    """Alg. 2, started from the least-squares counts, of the clients that it is for."""
+    groups: dict[object, list[int]] = {}
+    for index, problem in enumerate(problems):
+        if searches(problem.observation):
+            alike = problem.observation.start, _alike(problem.observation)
+            groups.setdefault(alike, []).append(index)
+    found: dict[int, SearchResult] = {}
+    for members in groups.values():
+        first = problems[members[0]].observation
+        results = posterior_search(
+            _simulator(first),
+            np.stack([_final_mean(problems[index].observation) for index in members]),
+            np.stack([round_to_total(problems[i].path.solution.z, problems[i].total) for i in members]),
+            first.search_iterations,
+            constant=np.stack([_constant(problems[index].observation) for index in members]),
+        )
+        found |= zip(members, results, strict=True)
+    return found
+
+
+def _final_mean(observation: Observation) -> FloatArray:
     assert observation.end is not None
-    training = observation.training
-    first = round_to_total(proportions, training.samples)
-    constant: FloatArray | float = 0.0
-    if observation.constant_gradient is not None:
-        k = observation.constant_gradient
-        constant = observation.start.embeddings_for("the posterior search")[0] @ k.weight.T
-        if k.bias is not None:
-            constant = constant + k.bias
-    (result,) = posterior_search(
-        _simulator(observation),
-        observation.end.moments.mean[None],
-        first[None],
+    return observation.end.moments.mean
+
+
+def _constant(observation: Observation) -> FloatArray:
+    """How the scheme's constant gradient moves the mean logits, shape (N, N)."""
+    k = observation.constant_gradient
+    if k is None:
+        return np.zeros_like(observation.start.moments.mean)
+    moved = observation.start.embeddings_for("the posterior search")[0] @ k.weight.T
+    return np.asarray(moved if k.bias is None else moved + k.bias)
+
+
+def _alike(observation: Observation) -> object:
+    """What clients of one global model share who are searched at once."""
+    return (
+        observation.training,
+        observation.head.bias is not None,
+        observation.samples,
+        observation.seed,
+        observation.device,
         observation.search_iterations,
-        constant=constant,
     )
-    diagnostics: dict[str, float | bool | int | None] = {
-        "search_mismatch": result.mismatch,
-        "search_initial_mismatch": result.initial_mismatch,
-        "search_moves": result.moves,
-    }
-    if result.moves == 0:
-        return proportions, diagnostics
-    return np.asarray(result.counts / training.samples), diagnostics
 
 
 def _simulator(observation: Observation) -> MeanSimulator:
-    start, has_bias = observation.start, observation.head.bias is not None
-    key = (observation.training, has_bias, observation.samples, observation.seed, observation.device)
+    start, key = observation.start, _alike(observation)
     known, simulator = _simulators.get(start, (None, None))
     if simulator is None or known != key:
         simulator = MeanSimulator(
             start.moments,
-            embedding_gram(start, has_bias=has_bias),
+            embedding_gram(start, has_bias=observation.head.bias is not None),
             observation.training,
             samples=observation.samples,
             seed=observation.seed,
@@ -99,6 +135,7 @@ RLU = Method(
     summary="least squares on the bias update with Monte Carlo erroneous confidence",
     reference="Chen & Vikalo, Recovering Labels from Local Updates in Federated Learning, ICML 2024",
     solve=solve,
+    solve_together=solve_together,
     needs_end=lambda training: training.steps > 1,
     capabilities=Capabilities(
         batch=True,

@@ -1,0 +1,119 @@
+"""One client's round, opened and then recovered: alone, or with others where that costs less."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from rlu_cli.audit.options import Update
+from rlu_cli.audit.progress import Reporter
+from rlu_cli.audit.training import TrainingRecord
+from rlu_cli.core.methods import METHODS, Method
+from rlu_cli.core.methods.rlu import searches
+from rlu_cli.core.recover import recover_together
+from rlu_cli.core.types import Note, Observation, Recovery
+from rlu_cli.errors import RluError
+from rlu_cli.files.hashing import sha256_file
+
+_TOGETHER, _BYTES = 16, 2**28
+"""Clients that are recovered together at most, and bytes of the local models' statistics."""
+
+
+@dataclass(frozen=True)
+class ClientRound:
+    """What was recovered of one client, by each of the methods asked for, in their order.
+
+    observation : what it was recovered from
+    """
+
+    path: Path
+    sha256: str
+    training: TrainingRecord
+    recoveries: tuple[Recovery, ...]
+    notes: tuple[Note, ...]
+    update: Update
+    observation: Observation
+
+
+@dataclass(frozen=True)
+class OpenedRound:
+    """A client's round, ready to be recovered.
+
+    report : of the methods' progress
+    """
+
+    path: Path
+    training: TrainingRecord
+    methods: tuple[Method, ...]
+    notes: tuple[Note, ...]
+    update: Update
+    observation: Observation
+    report: Reporter
+
+    @property
+    def waits(self) -> bool:
+        """Whether others should be recovered with it: by the posterior search, and nothing else."""
+        return all(method is METHODS["rlu"] for method in self.methods) and searches(self.observation)
+
+    @property
+    def bytes(self) -> int:
+        """What is kept of it in memory while it waits."""
+        end = self.observation.end
+        return 0 if end is None else end.moments.mean.nbytes + end.moments.factor.nbytes
+
+    def recovered(self, recoveries: tuple[Recovery, ...]) -> ClientRound:
+        """With its counts."""
+        return ClientRound(
+            self.path,
+            sha256_file(self.path),
+            self.training,
+            recoveries,
+            self.notes,
+            self.update,
+            self.observation,
+        )
+
+
+def recovered(rounds: Iterable[OpenedRound]) -> Iterator[ClientRound]:
+    """The clients' counts, in their order.
+
+    Those whose methods share their work are recovered together, a few at a time, so that memory doesn't grow
+    with their number. Where the next one can't be opened, those before it come first.
+    """
+    opened, waiting = iter(rounds), list[OpenedRound]()
+    while True:
+        try:
+            one = next(opened, None)
+        except Exception:
+            yield from _together(waiting)
+            raise
+        if one is None or not one.waits:
+            yield from _together(waiting)
+            waiting = []
+        if one is None:
+            return
+        waiting.append(one)
+        full = len(waiting) == _TOGETHER or sum(each.bytes for each in waiting) >= _BYTES
+        if full or not one.waits:
+            yield from _together(waiting)
+            waiting = []
+
+
+def _together(opened: Sequence[OpenedRound]) -> Iterator[ClientRound]:
+    """Counts of clients with the same methods."""
+    if not opened:
+        return
+    first = opened[0]
+    try:
+        with first.report(f"simulating clients like {first.path.stem}") as update:
+            observations = [replace(one.observation, progress=update) for one in opened]
+            found = [recover_together(observations, method=method.name) for method in first.methods]
+    except RluError:
+        if len(opened) == 1:
+            raise
+        for one in opened:  # up to the one that can't be recovered
+            yield from _together([one])
+        return
+    for one, *recoveries in zip(opened, *found, strict=True):
+        yield one.recovered(tuple(recoveries))

@@ -1,0 +1,48 @@
+"""Free memory, from what Linux writes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from rlu_cli.core import memory
+
+
+@pytest.fixture
+def written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the test writes what Linux would."""
+    monkeypatch.setattr(memory, "_MEMINFO", tmp_path / "meminfo")
+    monkeypatch.setattr(memory, "_CGROUP", tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("meminfo", "limit", "used", "expected"),
+    [
+        ("MemTotal: 9 kB\nMemAvailable:    2000 kB\n", None, None, 2_048_000),
+        ("MemAvailable: 2000 kB\n", "max", "5", 2_048_000),
+        ("MemAvailable: 2000 kB\n", "1000000", "400000", 600_000),
+        ("MemAvailable: 2000 kB\n", "1000000", "1400000", 0),
+        ("MemTotal: 9 kB\n", "5000", "1000", 4000),
+        ("MemAvailable: lots\n", None, None, 4 * 2**30),
+        (None, None, None, 4 * 2**30),
+    ],
+)
+def test_the_least_of_what_is_known_counts(
+    written: Path, meminfo: str | None, limit: str | None, used: str | None, expected: int
+) -> None:
+    for name, text in (("meminfo", meminfo), ("memory.max", limit), ("memory.current", used)):
+        if text is not None:
+            (written / name).write_text(text, encoding="ascii")
+    assert memory.free_bytes() == expected
+
+
+def test_this_machine_has_some() -> None:
+    assert 2**20 < memory.free_bytes() < 2**50
+
+
+@pytest.mark.cuda
+def test_a_gpu_says_its_own() -> None:
+    assert 0 < memory.free_bytes("cuda") <= torch.cuda.get_device_properties(0).total_memory
