@@ -9,7 +9,7 @@ import numpy as np
 
 from rlu_cli.core.client_views import Replays
 from rlu_cli.core.fits import Arrays, checked
-from rlu_cli.core.types import FloatArray
+from rlu_cli.core.types import FloatArray, IntArray
 
 _GAMMAS = (0.003, 0.01, 0.03)
 _RIDGES = (0.03, 0.1, 0.3, 1.0)
@@ -26,7 +26,8 @@ _NEAREST, _SHARE = 60, 0.125
 """Left-out predictions, and the share of all, that say how far one of their size is off."""
 
 _LIKE = 40
-"""Left-out predictions that say whether there is any sample: where few are, small differences count."""
+"""Left-out predictions that say whether there is any sample: where few are, small differences count. And of
+clients near the one predicted, that say how far it is off."""
 
 _EDGE = 0.025
 
@@ -57,8 +58,9 @@ class KernelRegression:
     Roots, because they make the errors of small and of large proportions alike. β, γ and λ are those with the
     least error on clients left out, which needs no further fit: without the rows of client b the error is
     ((K + λI)⁻¹_bb)⁻¹ α_b. The same errors, of the left-out proportions nearest to the one predicted, give the
-    bounds and the presence. Of n errors the next one exceeds the k-th largest with probability k/(n + 1),
-    so for 2.5 % the bounds are at k = 0.025 (n + 1), between the order statistics.
+    bounds and the presence; where clients were added that are near the answer, theirs give the bounds. Of n
+    errors the next one exceeds the k-th largest with probability k/(n + 1), so for 2.5 % the bounds are at
+    k = 0.025 (n + 1), between the order statistics.
 
     Parameters
     ----------
@@ -87,6 +89,7 @@ class KernelRegression:
         kernel = self._kernel(self._rows, self._guesses)
         self._inverse = _inverse(kernel + self._ridge * np.eye(len(kernel)))
         self._strangest = max(self._strangeness(client) for client in features)
+        self._near = 0
         self._solve(N)
 
     def arrays(self) -> Arrays:
@@ -109,7 +112,11 @@ class KernelRegression:
         return cls(replays, guesses=guesses, constants=(gamma, ridge, slope))
 
     def with_more(self, replays: Replays) -> KernelRegression:
-        """Learnt from more clients as well, with the same β, γ, λ, c and scale of the features."""
+        """Learnt from more clients as well, with the same β, γ, λ, c and scale of the features.
+
+        They are taken to be like those that will be predicted: where they are enough, their errors alone give
+        the bounds.
+        """
         features = replays.features
         _, N, F = features.shape
         inputs, guesses = self._inputs(features), self._guessed(features.reshape(-1, F))
@@ -121,6 +128,7 @@ class KernelRegression:
         more._true = np.concatenate((self._true, np.sqrt(replays.proportions).ravel()))
         corner = more._kernel(inputs, guesses)[:, len(self._rows) :] + self._ridge * np.eye(len(inputs))
         more._inverse = _bordered(self._inverse, border, corner)
+        more._near = len(inputs)
         more._solve(N)
         return more
 
@@ -149,15 +157,16 @@ class KernelRegression:
         """For one client's features, shape (N, F)."""
         kernel = self._kernel(self._inputs(features[None]), self._guessed(features))
         z = _on_simplex((kernel @ self._weights + self._offset)[None])[0]
-        taken = min(len(self._true), max(_NEAREST, int(_SHARE * len(self._true))))
+        rows, taken = slice(None), min(len(self._true), max(_NEAREST, int(_SHARE * len(self._true))))
+        if self._near >= _LIKE:
+            rows, taken = slice(-self._near, None), _LIKE
+        known, errors = self._known[rows], (self._true - self._known)[rows]
         edge = max(0.0, (_EDGE * (taken + 1) - 1) / (taken - 1))
         low, high, presence = np.empty_like(z), np.empty_like(z), np.empty_like(z)
         for n, root in enumerate(np.sqrt(z)):
-            near = np.argsort(np.abs(self._known - root), kind="stable")[:taken]
-            like = near[:_LIKE]
-            edges = root + np.quantile(self._true[near] - self._known[near], [edge, 1 - edge])
+            edges = root + np.quantile(errors[_nearest(known, root, taken)], [edge, 1 - edge])
             low[n], high[n] = np.square(np.clip(edges, 0.0, 1.0))
-            presence[n] = np.mean(self._true[like] > 0)
+            presence[n] = np.mean(self._true[_nearest(self._known, root, _LIKE)] > 0)
         return ClassPrediction(z, np.minimum(low, z), np.maximum(high, z), presence)
 
     def _compared(self, N: int) -> tuple[float, float, float]:
@@ -194,6 +203,11 @@ class KernelRegression:
 
     def _strangeness(self, features: FloatArray) -> float:
         return float(np.mean(np.square((features - self._mean) / self._scale)))
+
+
+def _nearest(values: FloatArray, value: float, count: int) -> IntArray:
+    """Where the ``count`` values nearest to one are."""
+    return np.argsort(np.abs(values - value), kind="stable")[:count]
 
 
 def _squared_distances(a: FloatArray, b: FloatArray) -> FloatArray:
