@@ -46,6 +46,7 @@ from benchmarks.speed_cases import (
 )
 from benchmarks.speed_plot import exponent, plot
 from benchmarks.speed_run import Case, Column, Row, Runner
+from rlu_cli.audit.memory import bytes_to_keep
 from rlu_cli.core import expectation as expectation_module
 from rlu_cli.core.confidence import coefficient_matrix, monte_carlo_confidence
 from rlu_cli.core.expectation import SoftmaxExpectation
@@ -234,14 +235,15 @@ class Bench:
         moments, gram, training = search_case(classes, steps)
         truth, first = client_counts(classes, training, 1)
         literal = LiteralConfidence(moments, samples, self.device)
-        final = MeanSimulator(moments, gram, training, samples=samples, seed=1, device=self.device)
+        keep = bytes_to_keep(self.device)
+        final = MeanSimulator(moments, gram, training, samples=samples, seed=1, device=self.device, keep=keep)
         final_mean = final.final_means(truth)
         some = self.some_classes(classes)
         passes: list[list[int]] = []
 
         def ours() -> None:
             """Draws included, as a client that comes alone pays for them."""
-            simulator = MeanSimulator(moments, gram, training, samples=samples, device=self.device)
+            simulator = MeanSimulator(moments, gram, training, samples=samples, device=self.device, keep=keep)
             counted = count_calls(simulator, simulator.softmax)
             posterior_search(simulator, final_mean, first, ITERATIONS)
             passes.append(counted)
@@ -443,7 +445,7 @@ def peak(task: str, classes: int, per_class: int, samples: int) -> Row:
     if task == "confidence":
         monte_carlo_confidence(case[0], samples=samples)
     else:
-        simulator = MeanSimulator(*case, samples=samples)
+        simulator = MeanSimulator(*case, samples=samples, keep=bytes_to_keep())
         posterior_search(simulator, simulator.final_means(truth), first, 1)
     return {"peak_mb": resident("VmHWM") - before}
 

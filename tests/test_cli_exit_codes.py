@@ -46,7 +46,7 @@ def _fault(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object, **__: object) -> None:
         raise RuntimeError("the matrix\nbroke")
 
-    monkeypatch.setattr("rlu_cli.audit.auditor.recover_labels", fail)
+    monkeypatch.setattr("rlu_cli.audit.client_round.recover_together", fail)
 
 
 @pytest.mark.usefixtures("_fault")

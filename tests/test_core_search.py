@@ -161,12 +161,11 @@ def test_search_goes_from_a_wrong_guess_to_the_truth() -> None:
     assert result.moves == 2
 
 
-def test_draws_made_again_are_the_kept_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_draws_made_again_are_the_kept_ones() -> None:
     moments, gram = make_case(4)
     counts, training = np.array([10, 0, 20, 10]), TRAININGS["momentum"]
     kept = final_means(MeanSimulator(moments, gram, training, samples=5001), counts)
-    monkeypatch.setattr(module, "free_bytes", lambda device: 0)
-    made_again = final_means(MeanSimulator(moments, gram, training, samples=5001), counts)
+    made_again = final_means(MeanSimulator(moments, gram, training, samples=5001, keep=0), counts)
     assert made_again.tobytes() == kept.tobytes()
 
 

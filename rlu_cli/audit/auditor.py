@@ -19,6 +19,7 @@ from rlu_cli.audit.image_source import ImageSource
 from rlu_cli.audit.learning_rate import with_estimated_rate
 from rlu_cli.audit.local_model import LocalModel, layer_head, open_local
 from rlu_cli.audit.measurements import Measurements
+from rlu_cli.audit.memory import bytes_to_keep
 from rlu_cli.audit.network import check_finite
 from rlu_cli.audit.options import (
     AuxOptions,
@@ -193,6 +194,11 @@ class Auditor:
         ]
         return {**sources, **dict.fromkeys(taken, "stats")}
 
+    @cached_property
+    def _kept_bytes(self) -> int:
+        """Memory for what would be made again; the same for all clients, who share it."""
+        return bytes_to_keep(self.run.device)
+
     @property
     def statistics(self) -> ModelStatistics:
         """Statistics of the global model, for a client of the batch size that its metadata says."""
@@ -319,6 +325,7 @@ class Auditor:
             scaled=scaled,
             samples=self.run.samples,
             search_iterations=self.run.search_iterations,
+            kept_bytes=self._kept_bytes,
             seed=self.run.seed,
             device=self.run.device,
         )

@@ -11,15 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlu_cli.core.expectation import SoftmaxExpectation
-from rlu_cli.core.memory import free_bytes
 from rlu_cli.core.schemes import LinearRecursion, impulse_response
 from rlu_cli.core.types import FloatArray, IntArray, LocalTraining, LogitMoments
 
 T = TypeVar("T")
-
-_KEPT_SHARE, _MOST_KEPT = 0.125, 4 * 2**30
-"""exp(x) of the draws is kept up to this share of the free memory, and this size; what is more is made again
-from the draws, with the same bits."""
 
 _NODES = 4
 """S is extrapolated through this many steps at which it was evaluated (a cubic)."""
@@ -73,6 +68,7 @@ class MeanSimulator:
     moments : of the global model
     gram : G, shape (N, N)
     training : the clients' training values
+    samples, seed, device, keep : as `SoftmaxExpectation` has them
     """
 
     def __init__(
@@ -84,11 +80,11 @@ class MeanSimulator:
         samples: int = 10_000,
         seed: int = 0,
         device: str = "cpu",
+        keep: int = 2**30,
     ) -> None:
         self.mean = moments.mean
         self.gram = gram
         self.training = training
-        keep = min(_MOST_KEPT, int(_KEPT_SHARE * free_bytes(device)))
         self.softmax = SoftmaxExpectation(moments, samples=samples, seed=seed, device=device, keep=keep)
 
     def final_means(self, counts: IntArray, constant: FloatArray | float = 0.0) -> FloatArray:

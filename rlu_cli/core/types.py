@@ -233,6 +233,7 @@ class Observation:
     replayed_clients : replays training on class mixes and looks at the models too; likewise
     fits : keeps what methods fit to the global model for the next run, if anything does
     scaled : whether the update was scaled down by an unknown factor; then there are no bounds
+    kept_bytes : of the posterior search's exponentials that are kept; more are made again, with the same bits
     progress : told how far the methods are that take seconds
     """
 
@@ -252,6 +253,7 @@ class Observation:
     residuals: ResidualPath | None = None
     samples: int = 10_000
     search_iterations: int = 0
+    kept_bytes: int = 2**30
     seed: int = 0
     device: str = "cpu"
     progress: Progress = ignore

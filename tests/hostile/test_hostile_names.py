@@ -55,7 +55,7 @@ def test_what_the_system_refuses_is_no_fault_of_ours(monkeypatch: pytest.MonkeyP
     def denied(*_: object, **__: object) -> None:
         raise PermissionError(13, "Permission denied", "/private/\x1b[31mlog")
 
-    monkeypatch.setattr("rlu_cli.audit.auditor.recover_labels", denied)
+    monkeypatch.setattr("rlu_cli.audit.client_round.recover_together", denied)
     message = call("recover", *ROUND, *QUICK).refusal(3)
     assert "/private/" in message and "Permission denied" in message and "\x1b" not in message
 

@@ -125,6 +125,7 @@ def _simulator(observation: Observation) -> MeanSimulator:
             samples=observation.samples,
             seed=observation.seed,
             device=observation.device,
+            keep=observation.kept_bytes,
         )
         _simulators[start] = (key, simulator)
     return simulator

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from rlu_cli.core import memory
+from rlu_cli.audit import memory
 
 
 @pytest.fixture
@@ -37,6 +37,7 @@ def test_the_least_of_what_is_known_counts(
         if text is not None:
             (written / name).write_text(text, encoding="ascii")
     assert memory.free_bytes() == expected
+    assert memory.bytes_to_keep() == min(expected // 8, 2**32)
 
 
 def test_this_machine_has_some() -> None:

@@ -12,6 +12,15 @@ _UNKNOWN = 4 * 2**30
 _MEMINFO, _CGROUP = Path("/proc/meminfo"), Path("/sys/fs/cgroup")
 
 
+_KEPT_SHARE, _MOST_KEPT = 0.125, 4 * 2**30
+"""Of what is free, how much one run may keep to save work: others may run beside it."""
+
+
+def bytes_to_keep(device: str = "cpu") -> int:
+    """Bytes of what is quicker to keep than to make again."""
+    return min(_MOST_KEPT, int(_KEPT_SHARE * free_bytes(device)))
+
+
 def free_bytes(device: str = "cpu") -> int:
     """Bytes that can still be had on a device: as the driver says, or Linux and the container's limit."""
     where = torch.device(device)
