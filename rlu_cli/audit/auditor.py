@@ -336,7 +336,15 @@ class Auditor:
         if kind == "delta" and record.training.optimizer == "sgd":
             notes += check_sign(normalised_update(observation), observation.start.confidence)
         notes = [*opened.notes, *notes]
-        return OpenedRound(path, record, tuple(chosen), tuple(notes), kind, observation, report)
+        return OpenedRound(
+            path=path,
+            training=record,
+            notes=tuple(notes),
+            update=kind,
+            observation=observation,
+            methods=tuple(chosen),
+            report=report,
+        )
 
     def _unclipped(
         self, opened: LocalModel, record: TrainingRecord, constant: Head | None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 from rlu_cli.audit.options import Update
@@ -20,35 +20,36 @@ _TOGETHER, _BYTES = 16, 2**28
 """Clients that are recovered together at most, and bytes of the local models' statistics."""
 
 
-@dataclass(frozen=True)
-class ClientRound:
-    """What was recovered of one client, by each of the methods asked for, in their order.
+@dataclass(frozen=True, kw_only=True)
+class _Round:
+    """What is known of one client's round.
 
-    observation : what it was recovered from
+    observation : what it is recovered from
     """
 
     path: Path
-    sha256: str
     training: TrainingRecord
-    recoveries: tuple[Recovery, ...]
     notes: tuple[Note, ...]
     update: Update
     observation: Observation
 
 
-@dataclass(frozen=True)
-class OpenedRound:
-    """A client's round, ready to be recovered.
+@dataclass(frozen=True, kw_only=True)
+class ClientRound(_Round):
+    """What was recovered of it, by each of the methods asked for, in their order."""
+
+    sha256: str
+    recoveries: tuple[Recovery, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpenedRound(_Round):
+    """Ready to be recovered.
 
     report : of the methods' progress
     """
 
-    path: Path
-    training: TrainingRecord
     methods: tuple[Method, ...]
-    notes: tuple[Note, ...]
-    update: Update
-    observation: Observation
     report: Reporter
 
     @property
@@ -64,15 +65,8 @@ class OpenedRound:
 
     def recovered(self, recoveries: tuple[Recovery, ...]) -> ClientRound:
         """With its counts."""
-        return ClientRound(
-            self.path,
-            sha256_file(self.path),
-            self.training,
-            recoveries,
-            self.notes,
-            self.update,
-            self.observation,
-        )
+        known = {part.name: getattr(self, part.name) for part in fields(_Round)}
+        return ClientRound(**known, sha256=sha256_file(self.path), recoveries=recoveries)
 
 
 def recovered(rounds: Iterable[OpenedRound]) -> Iterator[ClientRound]:

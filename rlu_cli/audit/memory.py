@@ -11,7 +11,6 @@ _UNKNOWN = 4 * 2**30
 
 _MEMINFO, _CGROUP = Path("/proc/meminfo"), Path("/sys/fs/cgroup")
 
-
 _KEPT_SHARE, _MOST_KEPT = 0.125, 4 * 2**30
 """Of what is free, how much one run may keep to save work: others may run beside it."""
 
