@@ -62,7 +62,7 @@ def main() -> None:
 
 def measure(images: ImageSet, regime: str, seed: int) -> Iterator[Row]:
     """Every client of one round, by the regression with all features and without each group."""
-    learnt: dict[str, KernelRegression] = {}
+    learnt: dict[tuple[KernelRegression, str], KernelRegression] = {}
     with simulated(images, regime, seed) as root:
         for line, local, auditor in clients(root):
             truth = np.array(line.counts)
@@ -73,10 +73,10 @@ def measure(images: ImageSet, regime: str, seed: int) -> Iterator[Row]:
                 raise RuntimeError(f"expected {WIDTH} features, found {features.shape[1]}: correct GROUPS")
             for name in ("none", *GROUPS):
                 kept = np.setdiff1d(np.arange(WIDTH), GROUPS.get(name, ()))
-                if name not in learnt:
+                if (whole, name) not in learnt:  # whole epochs have several, by the clients' sizes
                     bank = replace(whole.replays, features=whole.replays.features[:, :, kept])
-                    learnt[name] = KernelRegression(bank, guesses=GUESSES.get(name, 3))
-                z = learnt[name](features[:, kept]).proportions
+                    learnt[whole, name] = KernelRegression(bank, guesses=GUESSES.get(name, 3))
+                z = learnt[whole, name](features[:, kept]).proportions
                 found = score_counts(round_to_total(z, int(truth.sum())), truth).document()
                 yield {"regime": regime, "seed": seed, "client": line.client, "without": name, **found}
 
