@@ -9,6 +9,7 @@ import numpy as np
 
 from rlu_cli.core.client_views import Replays
 from rlu_cli.core.fits import Arrays, checked
+from rlu_cli.core.presence import PresenceModel
 from rlu_cli.core.types import FloatArray, IntArray
 
 _GAMMAS = (0.003, 0.01, 0.03)
@@ -26,8 +27,7 @@ _NEAREST, _SHARE = 60, 0.125
 """Left-out predictions, and the share of all, that say how far one of their size is off."""
 
 _LIKE = 40
-"""Left-out predictions that say whether there is any sample: where few are, small differences count. And of
-clients near the one predicted, that say how far it is off."""
+"""Left-out predictions of clients near the one predicted, that say how far it is off."""
 
 _EDGE = 0.025
 
@@ -38,7 +38,7 @@ class ClassPrediction:
 
     proportions : z, on the simplex
     low, high : between which the middle 95 % lie of the proportions for which as much was predicted
-    presence : share of those that are not zero
+    presence : probability that z is not zero
     """
 
     proportions: FloatArray
@@ -58,7 +58,8 @@ class KernelRegression:
     Roots, because they make the errors of small and of large proportions alike. β, γ and λ are those with the
     least error on clients left out, which needs no further fit: without the rows of client b the error is
     ((K + λI)⁻¹_bb)⁻¹ α_b. The same errors, of the left-out proportions nearest to the one predicted, give the
-    bounds and the presence; where clients were added that are near the answer, theirs give the bounds. Of n
+    bounds; where clients were added that are near the answer, theirs do. What left-out proportions say of
+    which classes were there gives the presence (`PresenceModel`). Of n
     errors the next one exceeds the k-th largest with probability k/(n + 1), so for 2.5 % the bounds are at
     k = 0.025 (n + 1), between the order statistics.
 
@@ -137,6 +138,7 @@ class KernelRegression:
         self._weights, errors = _left_out(self._inverse, self._true - self._offset, N)
         predicted = _on_simplex((self._true - errors).reshape(-1, N))
         self._known = np.sqrt(predicted).ravel()
+        self._presence = PresenceModel(predicted, self._true.reshape(-1, N) > 0)
         self.error = 0.5 * float(np.abs(predicted - np.square(self._true).reshape(-1, N)).sum(axis=1).mean())
 
     @property
@@ -162,12 +164,11 @@ class KernelRegression:
             rows, taken = slice(-self._near, None), _LIKE
         known, errors = self._known[rows], (self._true - self._known)[rows]
         edge = max(0.0, (_EDGE * (taken + 1) - 1) / (taken - 1))
-        low, high, presence = np.empty_like(z), np.empty_like(z), np.empty_like(z)
+        low, high = np.empty_like(z), np.empty_like(z)
         for n, root in enumerate(np.sqrt(z)):
             edges = root + np.quantile(errors[_nearest(known, root, taken)], [edge, 1 - edge])
             low[n], high[n] = np.square(np.clip(edges, 0.0, 1.0))
-            presence[n] = np.mean(self._true[_nearest(self._known, root, _LIKE)] > 0)
-        return ClassPrediction(z, np.minimum(low, z), np.maximum(high, z), presence)
+        return ClassPrediction(z, np.minimum(low, z), np.maximum(high, z), self._presence(z[None])[0])
 
     def _compared(self, N: int) -> tuple[float, float, float]:
         """γ, λ and β of the least error."""
