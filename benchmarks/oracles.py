@@ -3,8 +3,11 @@
     python benchmarks/oracles.py --seeds 3 --first-seed 30
 
 "True path": least squares as `gls` does them, on the same auxiliary images, but with the client's own models
-of every step. "Own samples" knows besides what the client's own samples did there on average, class by class.
-The clients are trained again as the simulation had it, which is checked bit by bit against the archive.
+of every step. "True path, regression": the posterior of clients made up along it (simulated_path.py), where
+each sample is seen once. "Own samples" knows besides what the client's own samples did on average, class
+by class. The clients are trained again as the simulation had it, which is checked bit by bit against the
+archive.
+
 Prints Markdown; writes every client's scores to results/oracles.ndjson.
 """
 
@@ -19,6 +22,8 @@ import numpy as np
 import torch
 from common import Row, chosen_seeds, gathered, machine, markdown, mean_sd, seeds_parser
 from regimes import REGIMES, simulator
+from simulated_path import Path as ModelPath
+from simulated_path import by_regression
 
 from rlu_cli.core.methods.gls import ResidualModel, fit
 from rlu_cli.core.metrics import score_counts
@@ -26,7 +31,7 @@ from rlu_cli.core.residuals import residual_moments, residuals
 from rlu_cli.core.rounding import round_to_total
 from rlu_cli.core.schemes import impulse_response
 from rlu_cli.core.simplex import simplex_least_squares
-from rlu_cli.core.types import FloatArray, IntArray
+from rlu_cli.core.types import FloatArray, Head, IntArray
 from rlu_cli.files.checkpoint import read_checkpoint
 from rlu_cli.images import ImageSet
 from rlu_cli.images.datasets import open_dataset
@@ -45,6 +50,7 @@ MISSED = (
 """Regimes in which the default misses what was reached for."""
 
 CLASSES = 10
+HEAD = ("fc3.weight", "fc3.bias")
 _NODES = 40
 """Models on a client's way that the auxiliary images go through."""
 
@@ -61,7 +67,7 @@ def main() -> None:
 
 
 def measure(images: ImageSet, regime: str, seed: int) -> Iterator[Row]:
-    """Scores of both oracles on every client of one round."""
+    """Scores of the oracles on every client of one round."""
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder) / "archive"
         round_ = simulator(images, regime, seed, root)
@@ -88,7 +94,7 @@ def solved(round_: Simulator, root: Path, client: str, local: State) -> dict[str
         zip(((edges[:-1] + edges[1:] - 1) // 2).tolist(), np.add.reduceat(rho, edges[:-1]), strict=True)
     )
     aux, labels = round_.data.batch(round_.data.aux)
-    on_aux = np.zeros((len(labels), CLASSES))
+    on_aux, along = np.zeros((len(labels), CLASSES)), Along(model)
     own_sum, own_share = np.zeros((CLASSES, CLASSES)), np.zeros(CLASSES)
 
     def before(step: int, rows: IntArray) -> Batch:
@@ -96,7 +102,7 @@ def solved(round_: Simulator, root: Path, client: str, local: State) -> dict[str
         pixels, targets = round_.data.batch(rows)
         with torch.inference_mode():
             if step in weights:
-                on_aux += weights[step] * residuals(model(aux).numpy(), labels.numpy())
+                on_aux += weights[step] * residuals(along(aux), labels.numpy())
             found = residuals(model(pixels).numpy(), targets.numpy())
         np.add.at(own_sum, targets.numpy(), rho[step] * found / len(rows))
         np.add.at(own_share, targets.numpy(), rho[step] / len(rows))
@@ -105,14 +111,37 @@ def solved(round_: Simulator, root: Path, client: str, local: State) -> dict[str
     local_training(model, (before(step, rows) for step, rows in enumerate(batches)), training)
     end = model.state_dict()
     assert all(torch.equal(end[name], local[name]) for name in end), f"{client} trained otherwise"
-    u = (local["fc3.bias"].double() - start["fc3.bias"].double()).numpy() / rho.sum()
+    W, b = (start[name].double().numpy() for name in HEAD)
+    dW, db = ((local[name].double() - start[name].double()).numpy() / rho.sum() for name in HEAD)
     moments = residual_moments(on_aux / rho.sum(), labels.numpy())
     there = own_share > 0
     own = np.where(there[:, None], own_sum / np.maximum(own_share, 1e-12)[:, None], moments.mean)
-    return {
-        "true path": fit(ResidualModel([(1.0, moments)], training), u[:-1]).solution.z,
-        "own samples": simplex_least_squares(own.T, u).z,
-    }
+    found = {"true path": fit(ResidualModel([(1.0, moments)], training), db[:-1]).solution.z}
+    if training.epochs is None:
+        share = np.array(list(weights.values())) / rho.sum()
+        path = ModelPath(np.stack(along.logits), np.stack(along.embeddings), labels.numpy(), share)
+        z = by_regression(path, Head(W, b), Head(-dW, -db), training.samples, seed=round_.simulation.seed)
+        found["true path, regression"] = z
+    found["own samples"] = simplex_least_squares(own.T, db).z
+    return found
+
+
+class Along:
+    """Logits of images by a model as it is at each call, kept with what went into its output layer."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self.logits: list[FloatArray] = []
+        self.embeddings: list[FloatArray] = []
+        self._model, self._layer = model, model.get_submodule("fc3")
+
+    def __call__(self, images: torch.Tensor) -> FloatArray:
+        hook = self._layer.register_forward_hook(lambda layer, inputs, output: self._keep(inputs[0]))
+        self.logits.append(self._model(images).double().numpy())
+        hook.remove()
+        return self.logits[-1]
+
+    def _keep(self, embeddings: torch.Tensor) -> None:
+        self.embeddings.append(embeddings.double().numpy())
 
 
 def table(rows: list[Row]) -> str:
@@ -121,7 +150,8 @@ def table(rows: list[Row]) -> str:
     lines = []
     for regime in dict.fromkeys(row["regime"] for row in rows):
         by = [[row for row in rows if (row["regime"], row["oracle"]) == (regime, name)] for name in names]
-        lines.append((regime, str(len(by[0])), *(mean_sd(row["iAcc"] for row in found) for found in by)))
+        means = (mean_sd(row["iAcc"] for row in found) if found else "" for found in by)
+        lines.append((regime, str(len(by[0])), *means))
     return markdown(("model, training", "clients", *(f"{name} iAcc" for name in names)), lines)
 
 
