@@ -32,19 +32,20 @@ REGIMES = (
     "untrained, 5 epochs × 1,000",
     "80 %, 5 epochs × 1,000",
 )
-WIDTH = 35
+WIDTH = 38
 GROUPS: dict[str, Sequence[int]] = {
-    "the guesses of gls": (0, 1, 4, 5),
-    "the bias update": (2, 3, 6),
-    "how logits moved": range(7, 14),
-    "confidences": range(14, 25),
-    "the weight along mean embeddings": range(25, 30),
-    "the weight along the head's rows": range(30, 35),
+    "the guesses of gls": (0, 1, 6, 7),
+    "least squares": (2, 5, 8),
+    "the bias update": (3, 4, 9),
+    "how logits moved": range(10, 17),
+    "confidences": range(17, 28),
+    "the weight along mean embeddings": range(28, 33),
+    "the weight along the head's rows": range(33, 38),
 }
-"""Columns of `class_features`; the first two are guesses, see `GUESSES`."""
+"""Columns of `class_features`, with two guesses before its own."""
 
-GUESSES = {"the guesses of gls": 0}
-"""How many of the first columns are guesses without a group; two with all."""
+GUESSES = {"the guesses of gls": 1, "least squares": 2}
+"""How many of the first columns are guesses without a group; three with all."""
 
 
 def main() -> None:
@@ -74,7 +75,7 @@ def measure(images: ImageSet, regime: str, seed: int) -> Iterator[Row]:
                 kept = np.setdiff1d(np.arange(WIDTH), GROUPS.get(name, ()))
                 if (whole, name) not in learnt:  # whole epochs have several, by the clients' sizes
                     bank = replace(whole.replays, features=whole.replays.features[:, :, kept])
-                    learnt[whole, name] = KernelRegression(bank, guesses=GUESSES.get(name, 2))
+                    learnt[whole, name] = KernelRegression(bank, guesses=GUESSES.get(name, 3))
                 z = learnt[whole, name](features[:, kept]).proportions
                 found = score_counts(round_to_total(z, int(truth.sum())), truth).document()
                 yield {"regime": regime, "seed": seed, "client": line.client, "without": name, **found}

@@ -59,7 +59,7 @@ def test_what_moved_is_where_it_is_expected() -> None:
     after = model_means(moved)
     client = ClientView(Head(np.zeros((N, 2)), np.zeros(N)), before, after, 0.5)
     features = class_features(client, Head(np.zeros((N, 2)), np.zeros(N)), np.ones((N, 2)), np.empty((N, 0)))
-    own, others = features[:, 3], features[:, 5]
+    own, others = features[:, 6], features[:, 8]
     np.testing.assert_allclose(own, [0, 2, 0, 0])
     np.testing.assert_allclose(others, [0, 1, 0, 0])
 

@@ -10,6 +10,7 @@ import numpy as np
 from rlu_cli.core.fits import Arrays, checked
 from rlu_cli.core.progress import Progress
 from rlu_cli.core.residuals import ResidualMoments
+from rlu_cli.core.simplex import simplex_least_squares
 from rlu_cli.core.types import FloatArray, Head, IntArray, LocalTraining
 
 _LEAST = 1e-6
@@ -136,8 +137,9 @@ def class_features(
 
     The same function of every class, so that what is learnt of one class serves all:
 
-    - first the guesses; their logarithms; the bias update −∇b that they come from, alone and in units of its
-      steps
+    - first the guesses, and the proportions z that least squares find with S halfway between both models;
+      their logarithms; ‖z‖² says how skewed the client is; the bias update −∇b that all come from, alone and
+      in units of its steps
     - how the class's logit moved on its own samples and on the others', before and after each sample's
       mean shift is taken away
     - the class's mean confidence on its own samples, the others' and all, of both models and as the
@@ -154,6 +156,7 @@ def class_features(
     N = len(client.gradient.bias)
     u = -client.gradient.bias
     before, after = client.start.confidence, client.end.confidence
+    z = simplex_least_squares(np.eye(N) - (before + after).T / 2, u).z
     moved = client.end.logits - client.start.logits
     centred = moved - moved.mean(axis=1, keepdims=True)
     along = -client.gradient.weight @ embedding_mean.T
@@ -161,9 +164,12 @@ def class_features(
     own, rest, everywhere = zip(*(_parts(c) for c in (before, after)), strict=True)
     columns = [
         *guesses.T,
+        z,
         u,
         u * client.pace,
+        np.log(z + 0.01),
         *np.log(guesses.T + 0.01),
+        np.full(N, z @ z),
         np.full(N, np.log(client.pace)),
         np.diag(moved),
         np.diag(centred),

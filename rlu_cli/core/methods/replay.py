@@ -69,8 +69,8 @@ _CONCENTRATION = 300.0
 _LATE = 0.75
 """Where between both models `gls` is asked as well, beside where a steady gradient was taken."""
 
-_GUESSES = 2
-"""What it says at each."""
+_GUESSES = 3
+"""Both, and `class_features`' own."""
 
 _MOST_CLASSES, _FEWEST_AUXILIARY = 100, 10
 
