@@ -46,7 +46,7 @@ def test_what_it_says_happens_about_as_often_and_errs_less_than_rounding() -> No
     assert np.mean(np.square(said - there)) < 0.75 * np.mean(rounded != there)
 
 
-def test_the_same_small_proportion_says_more_in_a_client_that_has_few_classes() -> None:
+def test_a_small_proportion_is_more_often_of_a_missing_class_in_a_client_that_has_few() -> None:
     model = PresenceModel(*clients(400, seed=0))
     even, skewed = np.array([[0.01, 0.3, 0.25, 0.24, 0.2]]), np.array([[0.01, 0.98, 0.004, 0.003, 0.003]])
     assert model(even)[0, 0] > model(skewed)[0, 0] + 0.1
