@@ -35,6 +35,7 @@ from rlu_cli.core.types import FloatArray, Head, IntArray
 from rlu_cli.files.checkpoint import read_checkpoint
 from rlu_cli.images import ImageSet
 from rlu_cli.images.datasets import open_dataset
+from rlu_cli.models import HeadTap, find_head
 from rlu_cli.simulation.archive import read_truth_lines, round_folder
 from rlu_cli.simulation.client import Batch, local_training
 from rlu_cli.simulation.run import Simulator
@@ -50,7 +51,6 @@ MISSED = (
 """Regimes in which the default misses what was reached for."""
 
 CLASSES = 10
-HEAD = ("fc3.weight", "fc3.bias")
 _NODES = 40
 """Models on a client's way that the auxiliary images go through."""
 
@@ -94,15 +94,18 @@ def solved(round_: Simulator, root: Path, client: str, local: State) -> dict[str
         zip(((edges[:-1] + edges[1:] - 1) // 2).tolist(), np.add.reduceat(rho, edges[:-1]), strict=True)
     )
     aux, labels = round_.data.batch(round_.data.aux)
-    on_aux, along = np.zeros((len(labels), CLASSES)), Along(model)
+    layer = find_head(model, aux[:2])
+    logits: list[FloatArray] = []
+    embeddings: list[FloatArray] = []
     own_sum, own_share = np.zeros((CLASSES, CLASSES)), np.zeros(CLASSES)
 
     def before(step: int, rows: IntArray) -> Batch:
-        nonlocal on_aux
         pixels, targets = round_.data.batch(rows)
         with torch.inference_mode():
             if step in weights:
-                on_aux += weights[step] * residuals(along(aux), labels.numpy())
+                with HeadTap(model, layer) as tap:
+                    logits.append(model(aux).double().numpy())
+                embeddings.append(tap.embedding.double().numpy())
             found = residuals(model(pixels).numpy(), targets.numpy())
         np.add.at(own_sum, targets.numpy(), rho[step] * found / len(rows))
         np.add.at(own_share, targets.numpy(), rho[step] / len(rows))
@@ -111,37 +114,21 @@ def solved(round_: Simulator, root: Path, client: str, local: State) -> dict[str
     local_training(model, (before(step, rows) for step, rows in enumerate(batches)), training)
     end = model.state_dict()
     assert all(torch.equal(end[name], local[name]) for name in end), f"{client} trained otherwise"
-    W, b = (start[name].double().numpy() for name in HEAD)
-    dW, db = ((local[name].double() - start[name].double()).numpy() / rho.sum() for name in HEAD)
-    moments = residual_moments(on_aux / rho.sum(), labels.numpy())
+    names = f"{layer.name}.weight", f"{layer.name}.bias"
+    W, b = (start[name].double().numpy() for name in names)
+    dW, db = ((local[name].double() - start[name].double()).numpy() / rho.sum() for name in names)
+    share = np.array(list(weights.values())) / rho.sum()
+    on_aux = sum(part * residuals(q, labels.numpy()) for part, q in zip(share, logits, strict=True))
+    moments = residual_moments(on_aux, labels.numpy())
     there = own_share > 0
     own = np.where(there[:, None], own_sum / np.maximum(own_share, 1e-12)[:, None], moments.mean)
     found = {"true path": fit(ResidualModel([(1.0, moments)], training), db[:-1]).solution.z}
     if training.epochs is None:
-        share = np.array(list(weights.values())) / rho.sum()
-        path = ModelPath(np.stack(along.logits), np.stack(along.embeddings), labels.numpy(), share)
+        path = ModelPath(np.stack(logits), np.stack(embeddings), labels.numpy(), share)
         z = by_regression(path, Head(W, b), Head(-dW, -db), training.samples, seed=round_.simulation.seed)
         found["true path, regression"] = z
     found["own samples"] = simplex_least_squares(own.T, db).z
     return found
-
-
-class Along:
-    """Logits of images by a model as it is at each call, kept with what went into its output layer."""
-
-    def __init__(self, model: torch.nn.Module) -> None:
-        self.logits: list[FloatArray] = []
-        self.embeddings: list[FloatArray] = []
-        self._model, self._layer = model, model.get_submodule("fc3")
-
-    def __call__(self, images: torch.Tensor) -> FloatArray:
-        hook = self._layer.register_forward_hook(lambda layer, inputs, output: self._keep(inputs[0]))
-        self.logits.append(self._model(images).double().numpy())
-        hook.remove()
-        return self.logits[-1]
-
-    def _keep(self, embeddings: torch.Tensor) -> None:
-        self.embeddings.append(embeddings.double().numpy())
 
 
 def table(rows: list[Row]) -> str:

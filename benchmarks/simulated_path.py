@@ -18,7 +18,7 @@ from torch.nn import functional
 
 from rlu_cli.core.regressor import Regressor
 from rlu_cli.core.residuals import residuals
-from rlu_cli.core.synthetic_clients import SyntheticClients, bandwidth, draw_mixes, update_features
+from rlu_cli.core.synthetic_clients import SyntheticClients, bandwidth, draw_mixes, smoothing, update_features
 from rlu_cli.core.types import FloatArray, Head, IntArray
 
 CLIENTS, _TOGETHER = 60_000, 400
@@ -63,8 +63,7 @@ def _table(path: Path, weight: FloatArray, rng: np.random.Generator) -> torch.Te
             for n in range(N):
                 members = np.flatnonzero(path.labels == n)
                 K = len(members)
-                spread = (both[members] - both[members].mean(axis=0)) / np.sqrt(K - 1)
-                drawn[members] += bandwidth(K, N) * rng.standard_normal((K, K)) @ spread
+                drawn[members] += smoothing(both[members], bandwidth(K, N), K, rng)
             r = residuals(drawn[:, :N], path.labels)
             along = r[:, :, None] * drawn[:, None, N:]
             rows.append(np.concatenate((r, along.reshape(M, -1)), axis=1).astype(np.float32))

@@ -121,8 +121,7 @@ class ClientSimulator:
         self._width = P = plain.shape[1]
         smooth = np.empty((N, _NOISES, P), dtype=np.float32)
         for n, rows in enumerate(np.split(plain, self._ends[:-1])):
-            spread = (rows - rows.mean(axis=0)) / np.sqrt(max(len(rows) - 1, 1))
-            smooth[n] = bandwidth(len(rows), P) * rng.standard_normal((_NOISES, len(rows))) @ spread
+            smooth[n] = smoothing(rows, bandwidth(len(rows), P), _NOISES, rng)
         self._plain = torch.from_numpy(plain.astype(np.float32))
         self._noise = torch.from_numpy(smooth.reshape(N * _NOISES, P))
 
@@ -190,6 +189,12 @@ def _dirichlet(alpha: FloatArray, shape: tuple[int, int], rng: np.random.Generat
 def bandwidth(count: int, dimensions: int) -> float:
     """h = (4/(K (d + 2)))^(1/(d + 4)), in standard deviations; K samples in d dimensions (Silverman 1986)."""
     return float((4.0 / (count * (dimensions + 2))) ** (1.0 / (dimensions + 4)))
+
+
+def smoothing(rows: FloatArray, h: float, draws: int, rng: np.random.Generator) -> FloatArray:
+    """h Fᵀ ξ of one class, shape (draws, d), from its samples, shape (K, d): see `ClientSimulator`."""
+    spread = (rows - rows.mean(axis=0)) / np.sqrt(max(len(rows) - 1, 1))
+    return np.asarray(h * rng.standard_normal((draws, len(rows))) @ spread)
 
 
 def sample_features(plain: Tensor, bias: Tensor, labels: Tensor, clients: int) -> Tensor:
