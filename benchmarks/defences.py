@@ -5,13 +5,14 @@
 
 Real training: LeNet-5, Fashion-MNIST, Dirichlet 0.5, batch 32, lr 0.01, 100 auxiliary images a class, 10
 clients a round; with ten steps 4 of them, and one strength of each defence. Each client trains once, and its
-update is defended in every way. Prints Markdown; writes every client's scores to results/defences.ndjson.
+update is defended in every way; all of a round are clipped to the same norm. Prints Markdown; writes every
+client's scores to results/defences.ndjson.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from itertools import product
 from pathlib import Path
 from time import perf_counter
@@ -51,7 +52,7 @@ DEFENCES: dict[str, dict[float, Defence]] = {
     "quantize": {bits: Defence(quantize=int(bits)) for bits in (8, 4)},
     "top-k": {share: Defence(top_k=share) for share in (0.3, 0.1, 0.01)},
 }
-"""By name and strength: σ, share of the update's norm that is left, bits, share of the values sent."""
+"""By name and strength: σ, bound in units of the round's median norm, bits, share of the values sent."""
 
 FEWER: dict[str, float] = {
     "none": 0,
@@ -90,9 +91,10 @@ def measure(
 ) -> Iterator[Row]:
     """Scores of every client of one round, under every defence, told of it and not, by each method."""
     with simulated(images, f"{model}, m = {steps}", seed) as root:
-        for index, (line, trained, auditor) in enumerate(clients(root)):
-            if steps > 1 and index >= FEW:
-                break
+        trained_clients = list(clients(root))[: FEW if steps > 1 else None]
+        norms = [float(update_of(trained).norm()) for _, trained, _ in trained_clients]
+        median = float(np.median(norms))
+        for index, (line, trained, auditor) in enumerate(trained_clients):
             sent = read_checkpoint(trained)
             reference = read_checkpoint(trained.with_name("global.safetensors"))
             local = root / "defended.safetensors"
@@ -101,6 +103,8 @@ def measure(
                 for strength, defence in DEFENCES[name].items():
                     if steps > 1 and strength != FEWER[name]:
                         continue
+                    if defence.clip is not None:
+                        defence = replace(defence, clip=median * defence.clip)
                     for told in (False, True) if name in KNOWN else (False,):
                         defend(sent, reference, local, defence, told=told, seed=1000 * seed + index)
                         about = {
@@ -119,18 +123,22 @@ def measure(
 def defend(
     sent: Checkpoint, reference: Checkpoint, path: Path, defence: Defence, *, told: bool, seed: int
 ) -> None:
-    """Write what a client sends whose update is ``sent`` − ``reference``; a clip is a share of its norm."""
+    """Write what a client sends whose update is ``sent`` − ``reference``."""
     names = list(sent.tensors)
     before = _flat(reference, names)
-    update = _flat(sent, names) - before
-    values = asdict(defence)
-    if defence.clip is not None:
-        values["clip"] = defence.clip * float(update.norm())
-    after = before + Defence(**values).apply(update, torch.Generator().manual_seed(seed))
+    after = before + defence.apply(_flat(sent, names) - before, torch.Generator().manual_seed(seed))
     parts = torch.split(after, [sent.tensors[name].numel() for name in names])
     tensors = {name: part.reshape(sent.tensors[name].shape) for name, part in zip(names, parts, strict=True)}
+    values = asdict(defence)
     known = {f"fl.{key}": str(values[key]) for key in ("noise_std", "clip") if told and values[key]}
     save_model(path, tensors, {**sent.metadata, **known})
+
+
+def update_of(trained: Path) -> Tensor:
+    """A client's whole update, flat."""
+    sent, reference = read_checkpoint(trained), read_checkpoint(trained.with_name("global.safetensors"))
+    names = list(sent.tensors)
+    return _flat(sent, names) - _flat(reference, names)
 
 
 def _flat(checkpoint: Checkpoint, names: Sequence[str]) -> Tensor:

@@ -94,7 +94,7 @@ def test_distances_are_those_of_a_literal_training() -> None:
     end, states = literal(replay(training), training)
     length = sum(float(((end[name] - states[0][name]) ** 2).sum()) for name in end) ** 0.5
     found = replay(training, end)
-    assert found.travelled == pytest.approx(length, rel=1e-5)
+    assert found.travelled() == pytest.approx(length, rel=1e-5)
     assert found.distance(MIX) == pytest.approx(length, rel=1e-5)
     assert found.distance(MIX, draw=1) != pytest.approx(length, rel=1e-5)
     assert not np.isfinite(replay(LocalTraining(30, 10, 1e20)).distance(MIX))

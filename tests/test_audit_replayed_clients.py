@@ -15,10 +15,10 @@ from torch import nn
 from rlu_cli.audit.auditor import Auditor
 from rlu_cli.audit.options import RunOptions
 from rlu_cli.audit.replay import Replay
-from rlu_cli.audit.replayed_clients import ReplayedClients, _looked_at
+from rlu_cli.audit.replayed_clients import ReplayedClients, _batches, _looked_at
 from rlu_cli.core.client_views import ReplayedClient, ReplayPlan
 from rlu_cli.core.progress import ignore
-from rlu_cli.core.types import LocalTraining
+from rlu_cli.core.types import Clipping, LocalTraining
 from rlu_cli.models import LeNet5
 
 FIVE = LocalTraining(5, 8, 0.05)
@@ -94,6 +94,53 @@ def test_it_trains_as_torch_does_from_the_global_model(base: Replay) -> None:
         of_class = labels[held_out] == n
         np.testing.assert_allclose(client.start.logits[n], before[of_class].mean(axis=0), atol=1e-4)
         np.testing.assert_allclose(client.end.logits[n], after[of_class].mean(axis=0), atol=1e-4)
+
+
+def sent(base: Replay, clipping: Clipping | None, draw: int = 0) -> tuple[torch.Tensor, float]:
+    """A replayed client's whole update as it is read, and the noise that is known to lie on it."""
+    clients = ReplayedClients(base, clipping=clipping)
+    plan = ReplayPlan(COUNTS, FIVE, draw)
+    rng = np.random.default_rng((base.seed, 2, draw))
+    share, _ = clients._share(plan.counts, rng)
+    (end,) = base.states(_batches(share, FIVE, rng), at=[5])
+    state, noise = clients._sent(end, draw)
+    assert set(state) == set(end)
+    return torch.cat([(state[name] - base.start[name]).flatten() for name in state]).double(), noise
+
+
+def test_replays_are_clipped_as_the_client_was(base: Replay) -> None:
+    whole, _ = sent(base, None)
+    bound = 0.3 * float(whole.norm())
+    clipped, noise = sent(base, Clipping(bound))
+    assert noise == 0.0
+    assert float(clipped.norm()) == pytest.approx(bound, rel=1e-4)
+    torch.testing.assert_close(clipped, 0.3 * whole, atol=1e-7, rtol=1e-3)
+    free, _ = sent(base, Clipping(2 * float(whole.norm())))
+    torch.testing.assert_close(free, whole, atol=1e-7, rtol=1e-4)
+
+
+def test_noise_comes_after_clipping_and_grows_with_what_is_divided_by(base: Replay) -> None:
+    whole, _ = sent(base, None)
+    bound = 0.3 * float(whole.norm())
+    noisy, noise = sent(base, Clipping(bound, noise_std=1e-3))
+    rest = noisy - 0.3 * whole
+    assert noise == 1e-3
+    assert float(rest.std()) == pytest.approx(1e-3, rel=0.02)
+    again, grown = sent(base, Clipping(bound, noise_std=1e-3, deviation=0.1))
+    factor = 1e-3 / grown
+    torch.testing.assert_close(again, noisy / factor, atol=1e-5, rtol=1e-3)
+
+
+def test_estimated_factors_miss_as_far_as_they_are_said_to(base: Replay) -> None:
+    bound = 0.3 * float(sent(base, None)[0].norm())
+    errors = []
+    for draw in range(60):
+        whole, read = (sent(base, kind, draw)[0] for kind in (None, Clipping(bound, deviation=0.1)))
+        errors.append(float(torch.log((read @ read).sqrt() / (whole @ whole).sqrt())))
+    assert abs(np.mean(errors)) < 0.05
+    assert 0.07 < np.std(errors) < 0.13
+    enlarged = sent(base, Clipping(10.0, deviation=0.5))[0]  # not clipped at all: never made smaller
+    assert float(enlarged.norm()) >= 0.999 * float(sent(base, None)[0].norm())
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,8 @@ import pytest
 import torch
 from cli_tools import AUX, QUICK, SAMPLES, call, sample, truth, within_bounds
 
+from rlu_cli.audit.auditor import Auditor
+from rlu_cli.audit.options import RunOptions, TrainingOptions
 from rlu_cli.files.checkpoint import read_checkpoint
 from rlu_cli.files.safetensors_io import save_safetensors
 from rlu_cli.simulation.defences import Defence
@@ -93,7 +95,36 @@ def test_clipped_updates_have_no_bounds(tmp_path: Path) -> None:
     outcome = call("recover", *flags, "--method", "gls", "--clip", bound)
     assert "update-clipped" in outcome.codes
     assert all(row["low"] is None and row["presence"] is None for row in outcome.document["classes"])
-    assert "update-clipped" in call("recover", *flags, "--clip", bound, "--strict").err
+    assert "update-clipped" in call("recover", *flags, "--method", "gls", "--clip", bound, "--strict").err
+
+
+@pytest.mark.parametrize(
+    ("name", "sigma"), [("trained_m1", 0.0), ("trained_m10", 0.0), ("trained_m10", 2e-4)]
+)
+def test_what_clipping_hides_is_in_the_bounds(tmp_path: Path, name: str, sigma: float) -> None:
+    bound = 0.3 * norm(name)
+    flags = defended(tmp_path, Defence(clip=bound, noise_std=sigma), name=name, clip=bound, noise_std=sigma)
+    outcome = call("recover", *flags)
+    assert outcome.codes == ["clip-simulated"]
+    found = outcome.document
+    assert found["method"] == ("regression" if name == "trained_m1" else "replay")
+    assert within_bounds(found, truth(name)) >= 9
+    assert found["reliability"]["expected_iAcc"] is not None
+
+
+def test_a_method_reads_alike_whatever_else_is_asked_for(tmp_path: Path) -> None:
+    """Those that learn from clipped clients of theirs read another update than those that don't."""
+    bound = 0.3 * norm("trained_m1")
+    flags = defended(tmp_path, Defence(clip=bound), name="trained_m1", clip=bound)
+    auditor = Auditor(flags[1], [flags[3]], aux=AUX, run=RunOptions(samples=200))
+    methods = ["rlu", "auto", "gls"]
+    together = auditor.recover(flags[3], TrainingOptions(), methods).recoveries
+    for method, found in zip(methods, together, strict=True):
+        (alone,) = auditor.recover(flags[3], TrainingOptions(), [method]).recoveries
+        np.testing.assert_array_equal(alone.estimate, found.estimate)
+        assert alone.warnings == found.warnings
+        clipping = {note.code for note in found.warnings if "clip" in note.code}
+        assert clipping == {"clip-simulated" if method == "auto" else "update-clipped"}
 
 
 @pytest.mark.parametrize(
@@ -124,9 +155,12 @@ def test_statistics_alone_dont_tell_how_much_was_clipped(tmp_path: Path) -> None
     reference = SAMPLES / "untrained_m1" / "global.safetensors"
     assert call("estimate-logits", "--global", reference, "--aux", AUX, *QUICK, "-o", stats).code == 0
     without_images = [flag for flag in flags if flag not in ("--aux", AUX)]
-    outcome = call("recover", *without_images, "--stats", stats, "--clip", bound)
+    outcome = call("recover", *without_images, "--stats", stats, "--clip", bound, "--method", "gls")
     assert outcome.codes == ["update-clipped"]
     assert all(row["low"] is None for row in outcome.document["classes"])
+    learnt = call("recover", *without_images, "--stats", stats, "--clip", bound)
+    assert learnt.codes == ["clip-simulated"]
+    assert within_bounds(learnt.document, truth("untrained_m1")) >= 9
 
 
 @pytest.mark.parametrize("name", ["untrained_m1", "untrained_m10"])
@@ -155,7 +189,7 @@ def test_clipping_is_told_under_noise(tmp_path: Path, scale: float) -> None:
     bound, sigma = scale * norm(), 1e-4
     flags = defended(tmp_path, Defence(clip=bound, noise_std=sigma))
     codes = call("recover", *flags, "--clip", bound, "--noise-std", sigma).codes
-    assert ("update-clipped" in codes) == (scale < 1)
+    assert codes == (["clip-simulated"] if scale < 1 else [])
 
 
 def test_coarse_updates_are_seen(tmp_path: Path) -> None:

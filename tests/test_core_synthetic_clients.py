@@ -11,13 +11,21 @@ from hypothesis import strategies as st
 from rlu_cli.core.gradients import mean_gradient
 from rlu_cli.core.moments import softmax
 from rlu_cli.core.recover import head_update
-from rlu_cli.core.synthetic_clients import ClientSimulator, bandwidth, sample_features, update_features
+from rlu_cli.core.synthetic_clients import (
+    ClientSimulator,
+    bandwidth,
+    sample_features,
+    update_features,
+    without_size,
+)
 from rlu_cli.core.types import Activations, Head, LocalTraining, Observation
 
 N, L = 5, 7
 
 
-def simulator(seed: int = 0, *, total: int = 16, alike: bool = False, each: int = 20) -> ClientSimulator:
+def simulator(
+    seed: int = 0, *, total: int = 16, alike: bool = False, each: int = 20, scaled: bool = False
+) -> ClientSimulator:
     """Clients of normal logits, those of one class all the same if ``alike``."""
     rng = np.random.default_rng(1)
     labels = np.repeat(np.arange(N), each)
@@ -26,7 +34,7 @@ def simulator(seed: int = 0, *, total: int = 16, alike: bool = False, each: int 
         logits = logits + rng.normal(size=logits.shape)
     shuffled = rng.permutation(len(labels))
     samples = Activations(logits[shuffled], None, labels[shuffled])
-    return ClientSimulator(samples, rng.normal(size=N), total, seed=seed)
+    return ClientSimulator(samples, rng.normal(size=N), total, seed=seed, scaled=scaled)
 
 
 def test_features_are_those_of_a_step_of_torchs_sgd() -> None:
@@ -108,3 +116,26 @@ def test_smoothing_is_silvermans() -> None:
     """Of one dimension the well-known 1.06 K^(−1/5), and less for more samples in any."""
     assert bandwidth(32, 1) == (4 / 3) ** 0.2 / 2
     assert bandwidth(100, 10) < bandwidth(30, 10) < 1
+
+
+def test_scaled_clients_are_others_made_smaller() -> None:
+    """Factors log-uniform from 0.05 to 1 on whole updates, and nothing else changed."""
+    plain, scaled = (simulator(3, scaled=some).draw(800) for some in (False, True))
+    group = slice(0, 400)  # whose random numbers before the first factor are the same
+    np.testing.assert_array_equal(plain.counts[group], scaled.counts[group])
+    factors = (scaled.features[group] / plain.features[group]).numpy()
+    np.testing.assert_allclose(factors, np.repeat(factors[:, :1], factors.shape[1], axis=1), rtol=1e-3)
+    logarithms = np.log(factors[:, 0]) / np.log(0.05)
+    assert logarithms.min() >= -1e-6 and logarithms.max() <= 1 + 1e-6
+    np.testing.assert_allclose(np.quantile(logarithms, [0.25, 0.5, 0.75]), [0.25, 0.5, 0.75], atol=0.08)
+
+
+@given(st.floats(1e-4, 1e4), st.booleans())
+def test_without_size_only_the_direction_is_left(factor: float, noisy: bool) -> None:
+    features = torch.randn(3, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    plain, scaled = (without_size(f, noisy=noisy) for f in (features, factor * features))
+    torch.testing.assert_close(scaled[:, :8], plain[:, :8])
+    torch.testing.assert_close(torch.linalg.norm(plain[:, :8], dim=1), torch.ones(3, dtype=torch.float64))
+    if noisy:
+        torch.testing.assert_close(scaled[:, 8] - plain[:, 8], torch.full((3,), np.log(factor)).double())
+    assert not torch.isnan(without_size(torch.zeros(1, 8), noisy=noisy)).any()

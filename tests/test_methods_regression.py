@@ -204,6 +204,53 @@ def test_the_global_random_state_is_left_alone(trained: list[tuple[IntArray, Obs
     assert torch.equal(torch.random.get_rng_state(), before)
 
 
+# Updates that were scaled down.
+
+
+def scaled_down(observation: Observation, factor: float) -> Observation:
+    update = observation.update
+    assert update.bias is not None
+    smaller = replace(update, weight=factor * update.weight, bias=factor * update.bias)
+    return replace(observation, update=smaller, scaled=True, samples=2 * FEW)
+
+
+def test_an_unknown_factor_costs_little_and_bounds_know(
+    trained: list[tuple[IntArray, Observation]], recovered: list[Recovery]
+) -> None:
+    found = [recover_labels(scaled_down(o, 0.2), method="regression") for _, o in trained]
+    as_it_is = [recover_labels(replace(scaled_down(o, 0.2), scaled=False), method="rlu") for _, o in trained]
+    lost = errors(estimates(found), trained)
+    assert lost.mean() < errors(estimates(recovered), trained).mean() + 0.05
+    assert lost.mean() < errors(estimates(as_it_is), trained).mean() - 0.05
+    inside = []
+    for recovery, (counts, _) in zip(found, trained, strict=True):
+        assert recovery.low is not None and recovery.high is not None and recovery.presence is not None
+        inside.append((recovery.low <= counts) & (counts <= recovery.high))
+    assert 0.91 <= np.mean(inside) <= 0.995
+
+
+@settings(max_examples=5, deadline=None)
+@given(factor=st.floats(0.001, 1.0))
+def test_the_factor_changes_nothing(trained: list[tuple[IntArray, Observation]], factor: float) -> None:
+    one, other = (
+        recover_labels(scaled_down(trained[0][1], c), method="regression").estimate for c in (1.0, factor)
+    )
+    np.testing.assert_allclose(one, other, atol=1e-3)
+
+
+def test_gls_in_its_place_has_no_bounds_for_a_scaled_update(
+    trained: list[tuple[IntArray, Observation]],
+) -> None:
+    observation = scaled_down(trained[0][1], 0.5)
+    path = observation.residuals
+    assert path is not None
+    recovery = recover_labels(
+        replace(observation, residuals=replace(path, samples=None)), method="regression"
+    )
+    assert "regression-not-fitted" in codes(recovery)
+    assert recovery.low is None and recovery.presence is None
+
+
 # Where it gives way to gls.
 
 

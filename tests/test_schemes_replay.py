@@ -47,7 +47,7 @@ def test_the_client_trains_again_as_it_did(federation: Simulator) -> None:
     local = sorted(folder.glob("client_*.safetensors"))[0]
     auditor = Auditor(folder / "global.safetensors", [local], aux=root / "aux", run=RunOptions(samples=50))
     found = auditor.recover(local, TrainingOptions(), ["auto"], HistoryOptions(history=[root]))
-    path = found.observation.residuals
+    path = found.observations[0].residuals
     assert path is not None and path.replay is not None
     constant = path.replay.constant
     training, batches = federation._plan(3, int(local.stem.rpartition("_")[2]))

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 from rlu_cli.audit.annotations import Annotations, whole
 from rlu_cli.audit.client_round import ClientRound, OpenedRound, recovered
-from rlu_cli.audit.clipping import clip_factor, clipped_norm, clipping_note, is_sharp, unclipped
+from rlu_cli.audit.clipping import Clipped, clip_factor, clipped_norm
 from rlu_cli.audit.description import check_described_alike, describe_model
 from rlu_cli.audit.devices import choose_device
 from rlu_cli.audit.given_logits import GivenLogits
 from rlu_cli.audit.history import History, constant_gradient, unstack
 from rlu_cli.audit.image_source import ImageSource
 from rlu_cli.audit.learning_rate import with_estimated_rate
-from rlu_cli.audit.local_model import LocalModel, layer_head, open_local
+from rlu_cli.audit.local_model import layer_head, open_local
 from rlu_cli.audit.measurements import Measurements
 from rlu_cli.audit.memory import bytes_to_keep
 from rlu_cli.audit.network import check_finite
@@ -30,19 +30,20 @@ from rlu_cli.audit.options import (
     TrainingOptions,
 )
 from rlu_cli.audit.progress import Reporter, silent
+from rlu_cli.audit.reading import Reading
 from rlu_cli.audit.replay import with_training
 from rlu_cli.audit.replayed_clients import ReplayedClients
 from rlu_cli.audit.seen_noise import with_seen_noise
 from rlu_cli.audit.source import Measurement, Source
 from rlu_cli.audit.statistics_file import StoredStatistics, read_statistics
 from rlu_cli.audit.stored_options import options_beside
-from rlu_cli.audit.training import TrainingRecord, resolve_training
+from rlu_cli.audit.training import resolve_training
 from rlu_cli.audit.updates import update_kind
 from rlu_cli.core.checks import check_sign
 from rlu_cli.core.gradients import normalised_update
 from rlu_cli.core.methods import AUTO, METHODS, Method, best_method, get_method
 from rlu_cli.core.methods.base import check_optimizer
-from rlu_cli.core.types import FloatArray, Head, LocalTraining, ModelStatistics, Note, Observation
+from rlu_cli.core.types import Clipping, FloatArray, Head, LocalTraining, ModelStatistics, Note, Observation
 from rlu_cli.core.unit_direction import stands_for_bias
 from rlu_cli.core.variates import STATEFUL
 from rlu_cli.errors import MismatchError, UsageError
@@ -139,7 +140,7 @@ class Auditor:
             has_samples=aux is not None or logits.aux_logits is not None,
             head=lambda: self.head,
         )
-        self._makers: dict[tuple[int | None, float], ReplayedClients] = {}
+        self._makers: dict[tuple[int | None, float | Clipping], ReplayedClients] = {}
 
     def _read(self, path: Path, *, alone: bool = False) -> Checkpoint:
         """A checkpoint, under the key asked for; of two files, one may hold its weights plainly."""
@@ -260,111 +261,151 @@ class Auditor:
         annotations = self._annotations(local)
         check_described_alike(self.described, describe_model(self.options, annotations))
         record = resolve_training(options, annotations, may_estimate=True)
-        named = {name: get_method(name) for name in methods if name != AUTO}
         kind = update_kind(options.update, annotations)
         opened = open_local(self._named(local), self._named(self.reference), kind, self.head_name)
         of = (local, record.training, annotations, options, history)
         found, notes = self._constant_gradient(*of)
         constant = None if found is None else unstack(found, self.head)
-        opened, told, scaled, more = self._unclipped(opened, record, constant)
-        notes += more
         notes += self._stored_for_another_batch(record.training.batch_size)
-        start = self.measured.start(record.training.batch_size)
-        noisy, seen = with_seen_noise(
-            told,
-            Observation(
-                update=opened.update,
-                head=opened.head,
-                training=record.training,
-                start=start,
-                constant_gradient=constant,
-                rounding=opened.rounding,
-            ),
+        read = self._readings(Reading(opened, record), constant, methods)
+        chosen = [method for method, _ in read]
+        methods_of: dict[Reading, list[Method]] = {}
+        for method, reading in read:
+            methods_of.setdefault(reading, []).append(method)
+        whole_constant = partial(self._whole_constant, *of)
+        observed = {
+            reading: self._observe(reading, those, constant, whole_constant)
+            for reading, those in methods_of.items()
+        }
+        observations = [observed[reading][0] for _, reading in read]
+        if record.lr_unknown:  # then all methods read alike
+            training, note = self._estimated_rate(*observed[read[0][1]])
+            observations = [with_training(observation, training) for observation in observations]
+            record = record.with_rates(training)
+            notes.append(note)
+        if kind == "delta" and record.training.optimizer == "sgd":
+            first = observations[0]
+            notes += check_sign(normalised_update(first), first.start.confidence)
+        several = record.training.steps > 1
+        slow = any(method.needs_samples or (method.needs_residuals and several) for method in chosen)
+        return OpenedRound(
+            path=path,
+            training=record,
+            notes=(*opened.notes, *notes),
+            update=kind,
+            observations=tuple(observations),
+            methods=tuple(chosen),
+            report=self._reporter if slow else silent,
         )
-        notes += seen
-        has_bias = stands_for_bias(opened.head, start, noisy.noise_std)
-        chosen = [named.get(name) or self._best(noisy, has_bias=has_bias) for name in methods]
-        for method in chosen:
-            check_optimizer(method, record.training)
-        needs_end = any(method.needs_end(record.training) for method in chosen) or (
-            record.lr_unknown and record.training.steps > 1
+
+    def _readings(
+        self, sent: Reading, constant: Head | None, names: Sequence[str]
+    ) -> list[tuple[Method, Reading]]:
+        """Each method, and the update as it is to read it: the same for all, unless it was clipped."""
+        training = sent.record.training
+        start = self.measured.start(training.batch_size)
+
+        def method_for(name: str, reading: Reading) -> Method:
+            if name != AUTO:
+                return get_method(name)
+            noise = reading.record.noise_std
+            return self._best(reading, has_bias=stands_for_bias(reading.opened.head, start, noise))
+
+        clipped = self._clipped(sent, constant)
+        whole = with_seen_noise(sent if clipped is None else clipped.whole(sent), start, constant)
+        simulated = None
+        if clipped is not None and not clipped.sharp and not sent.record.lr_unknown:
+            simulated = clipped.simulated(with_seen_noise(sent, start, constant))
+        found = []
+        for name in names:
+            method, reading = method_for(name, simulated or whole), simulated or whole
+            if simulated is not None and not self._learns_from_clipped(method, simulated):
+                method, reading = method_for(name, whole), whole
+            check_optimizer(method, training)
+            found.append((method, reading))
+        return found
+
+    def _learns_from_clipped(self, method: Method, reading: Reading) -> bool:
+        """Whether a method learns from clients that it makes up for such training."""
+        training = reading.record.training
+        counts = self.measured.start(training.batch_size).moments.counts
+        if method.out_of_scope is None or method.out_of_scope(counts, training) is not None:
+            return False
+        return not method.needs_replayed_clients or self._replayed_clients(reading) is not None
+
+    def _observe(
+        self,
+        reading: Reading,
+        methods: Sequence[Method],
+        constant: Head | None,
+        whole_constant: Callable[[], FloatArray | None],
+    ) -> tuple[Observation, Checkpoint, Measurement | None]:
+        """What these methods need to know of a client; its whole model, if they do, and what that does.
+
+        Parameters
+        ----------
+        constant, whole_constant : the scheme's constant gradient, of the output layer and of all parameters
+        """
+        opened, record = reading.opened, reading.record
+        training = record.training
+        needs_end = any(method.needs_end(training) for method in methods) or (
+            record.lr_unknown and training.steps > 1
         )
-        whole = opened.weights() if needs_end else opened.stored
-        end = self.measured.end(whole, record.training.batch_size) if needs_end else None
-        needs_residuals = any(method.needs_residuals for method in chosen)
-        needs_samples = any(method.needs_samples for method in chosen)
-        slow = needs_samples or (needs_residuals and record.training.steps > 1)
-        report = self._reporter if slow else silent
+        model = opened.weights() if needs_end else opened.stored
+        end = self.measured.end(model, training.batch_size) if needs_end else None
         observation = Observation(
             update=opened.update,
             head=opened.head,
-            training=record.training,
-            start=start,
+            training=training,
+            start=self.measured.start(training.batch_size),
             end=None if end is None else end.statistics,
             residuals=self.measured.residuals(
                 end,
-                whole,
-                record.training,
-                noise_std=noisy.noise_std,
-                needs_samples=needs_samples,
-                constant=None if end is None else self._whole_constant(*of),
+                model,
+                training,
+                noise_std=record.noise_std,
+                needs_samples=any(method.needs_samples for method in methods),
+                constant=None if end is None else whole_constant(),
             )
-            if needs_residuals
+            if any(method.needs_residuals for method in methods)
             else None,
             constant_gradient=constant,
             rounding=opened.rounding,
-            noise_std=noisy.noise_std,
-            noise_told=not seen,
-            replayed_update=self._replayed_update(record.training)
-            if any(method.needs_update_replays for method in chosen)
+            noise_std=record.noise_std,
+            noise_told=reading.noise_told,
+            replayed_update=self._replayed_update(training)
+            if any(method.needs_update_replays for method in methods)
             else None,
-            replayed_clients=self._replayed_clients(noisy)
-            if any(method.needs_replayed_clients for method in chosen)
+            replayed_clients=self._replayed_clients(reading)
+            if any(method.needs_replayed_clients for method in methods)
             else None,
-            fits=self.measured.kept_fits(record.training.batch_size),
-            scaled=scaled,
+            fits=self.measured.kept_fits(training.batch_size),
+            scaled=reading.scaled,
+            clipping=reading.clipping,
+            notes=reading.notes,
             samples=self.run.samples,
             search_iterations=self.run.search_iterations,
             kept_bytes=self._kept_bytes,
             seed=self.run.seed,
             device=self.run.device,
         )
-        if record.lr_unknown:
-            training, note = self._estimated_rate(observation, whole, end)
-            observation, record = with_training(observation, training), record.with_rates(training)
-            notes.append(note)
-        if kind == "delta" and record.training.optimizer == "sgd":
-            notes += check_sign(normalised_update(observation), observation.start.confidence)
-        notes = [*opened.notes, *notes]
-        return OpenedRound(
-            path=path,
-            training=record,
-            notes=tuple(notes),
-            update=kind,
-            observation=observation,
-            methods=tuple(chosen),
-            report=report,
-        )
+        return observation, model, end
 
-    def _unclipped(
-        self, opened: LocalModel, record: TrainingRecord, constant: Head | None
-    ) -> tuple[LocalModel, TrainingRecord, bool, list[Note]]:
-        """The model before its update was clipped, if it was and tells by what factor; how it trained then.
-
-        And whether the update is scaled by what isn't well known, and what is to be said of it.
-        """
+    def _clipped(self, sent: Reading, constant: Head | None) -> Clipped | None:
+        """How an update was clipped, None where it wasn't."""
+        opened, record = sent.opened, sent.record
         if record.clip is None:
-            return opened, record, False, []
+            return None
         whole, before = opened.weights(), self._named(self.reference)
         norm = clipped_norm(whole, before, clip=record.clip, noise_std=record.noise_std)
         if norm is None:
-            return opened, record, False, []
+            return None
         training = record.training
         found = None
         steady = training.optimizer == "sgd" and not record.lr_unknown
         if steady and self.measured.has_samples and (training.steps == 1 or self.source.reads_weights):
             end = self.measured.end(whole, training.batch_size) if training.steps > 1 else None
-            sent = Observation(
+            observation = Observation(
                 update=opened.update,
                 head=opened.head,
                 training=training,
@@ -375,12 +416,8 @@ class Auditor:
                 seed=self.run.seed,
             )
             samples = self.measured.measured_start(training.batch_size).activations
-            found = clip_factor(sent, samples, None if end is None else end.activations)
-        notes = [clipping_note(norm, record.clip, found)]
-        if found is None:
-            return opened, record, True, notes
-        record = replace(record, noise_std=record.noise_std / found.scale)
-        return unclipped(opened, found.scale, self.head_name), record, not is_sharp(found), notes
+            found = clip_factor(observation, samples, None if end is None else end.activations)
+        return Clipped(norm, record.clip, found, self.head_name)
 
     def _estimated_rate(
         self, observation: Observation, local: Checkpoint, end: Measurement | None
@@ -399,25 +436,25 @@ class Auditor:
         replay = self.source.replay(self.reference, training, effective)  # whose end doesn't matter
         return None if replay is None else replay.update
 
-    def _replayed_clients(self, record: TrainingRecord) -> ReplayedClients | None:
+    def _replayed_clients(self, reading: Reading) -> ReplayedClients | None:
         """What makes up clients from the global model on, None where training can't be replayed."""
-        training = record.training
+        training, noise_std = reading.record.training, reading.record.noise_std
         effective = self.source.effective_batch(training.batch_size)
-        key = (effective, record.noise_std)
+        key = (effective, noise_std if reading.clipping is None else reading.clipping)
         if key not in self._makers:
             base = self.source.replay(self.reference, training, effective)
             if base is None:
                 return None
-            self._makers[key] = ReplayedClients(base, record.noise_std)
+            self._makers[key] = ReplayedClients(base, noise_std, reading.clipping)
         return self._makers[key]
 
-    def _best(self, record: TrainingRecord, *, has_bias: bool) -> Method:
+    def _best(self, reading: Reading, *, has_bias: bool) -> Method:
         """What ``auto`` stands for. It hangs on how clients train, not on their numbers."""
-        training = record.training
+        training = reading.record.training
         if self.run.search_iterations and training.optimizer == "sgd":
             return METHODS["rlu"]
         start = self.measured.start(training.batch_size)
-        noisy = record.noise_std > 0  # then embeddings are looked at too, which aren't stored
+        noisy = reading.record.noise_std > 0  # then embeddings are looked at too, which aren't stored
         return best_method(
             training,
             has_bias=has_bias,
@@ -425,13 +462,14 @@ class Auditor:
             has_samples=start.samples is not None and not (noisy and self.stored is not None),
             can_replay=training.steps > 1 and self.source.replay_cost(training) <= _REPLAY_COST,
             can_make_clients=(training.steps > 1 or training.optimizer != "sgd")
-            and self._can_make_clients(record),
+            and self._can_make_clients(reading),
+            scaled=reading.clipping is not None,
         )
 
-    def _can_make_clients(self, record: TrainingRecord) -> bool:
+    def _can_make_clients(self, reading: Reading) -> bool:
         """Whether `replay` takes no longer than ``auto`` is ready to wait."""
-        made = self._replayed_clients(record)
-        return made is not None and made.cost(record.training) <= _SHARED_REPLAY_COST
+        made = self._replayed_clients(reading)
+        return made is not None and made.cost(reading.record.training) <= _SHARED_REPLAY_COST
 
     def _check_key(self, local: Checkpoint) -> None:
         key = self.options.key

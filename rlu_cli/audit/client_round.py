@@ -24,14 +24,14 @@ _TOGETHER, _BYTES = 16, 2**28
 class _Round:
     """What is known of one client's round.
 
-    observation : what it is recovered from
+    observations : what it is recovered from by each of the methods asked for, in their order
     """
 
     path: Path
     training: TrainingRecord
     notes: tuple[Note, ...]
     update: Update
-    observation: Observation
+    observations: tuple[Observation, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,12 +55,12 @@ class OpenedRound(_Round):
     @property
     def waits(self) -> bool:
         """Whether others should be recovered with it: by the posterior search, and nothing else."""
-        return all(method is METHODS["rlu"] for method in self.methods) and searches(self.observation)
+        return all(method is METHODS["rlu"] for method in self.methods) and searches(self.observations[0])
 
     @property
     def bytes(self) -> int:
         """What is kept of it in memory while it waits."""
-        end = self.observation.end
+        end = self.observations[0].end
         return 0 if end is None else end.moments.mean.nbytes + end.moments.factor.nbytes
 
     def recovered(self, recoveries: tuple[Recovery, ...]) -> ClientRound:
@@ -101,8 +101,12 @@ def _together(opened: Sequence[OpenedRound]) -> Iterator[ClientRound]:
     first = opened[0]
     try:
         with first.report(f"simulating clients like {first.path.stem}") as update:
-            observations = [replace(one.observation, progress=update) for one in opened]
-            found = [recover_together(observations, method=method.name) for method in first.methods]
+            found = [
+                recover_together(
+                    [replace(one.observations[index], progress=update) for one in opened], method=method.name
+                )
+                for index, method in enumerate(first.methods)
+            ]
     except RluError:
         if len(opened) == 1:
             raise

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from rlu_cli.audit.local_model import LocalModel, open_local
+from rlu_cli.audit.local_model import open_local
+from rlu_cli.audit.reading import Reading
 from rlu_cli.audit.updates import enlarged, is_trained
 from rlu_cli.core.learning_rate import estimate_learning_rate
 from rlu_cli.core.misfit import motion
 from rlu_cli.core.rate_likelihood import LearningRate, stands_still
-from rlu_cli.core.types import Activations, Note, Observation
+from rlu_cli.core.types import Activations, Clipping, Note, Observation
 from rlu_cli.errors import MismatchError
 from rlu_cli.files.checkpoint import Checkpoint
 
@@ -23,6 +24,13 @@ _DEVIATIONS = 3.0
 _SHARP, _KNOWN = 1.05, 4.0
 """Upper over lower end of the factor's interval: up to which bounds of the counts need not know of it, and up
 to which counts are better with it than without."""
+
+_LEVELS = (0.035, 0.08, 0.16)
+"""Standard deviations of the factor's logarithm that estimates are taken to have, so that clients share what
+is simulated. Beyond, made-up clients tell as much of it."""
+
+_SIDES = 3.92
+"""Standard deviations between both ends of a 95 % interval."""
 
 
 def clipped_norm(local: Checkpoint, reference: Checkpoint, *, clip: float, noise_std: float) -> float | None:
@@ -76,28 +84,77 @@ def clip_factor(observation: Observation, start: Activations, end: Activations |
     return replace(found, scale=min(found.scale, 1.0))
 
 
-def unclipped(opened: LocalModel, factor: float, head_name: str) -> LocalModel:
-    """The model that sent ``factor`` of its update, before that."""
-    whole = enlarged(opened.weights(), opened.reference, factor)
-    again = open_local(whole, opened.reference, "weights", head_name)
-    return replace(again, notes=opened.notes, rounding=opened.rounding / factor)
+@dataclass(frozen=True)
+class Clipped:
+    """An update that was clipped.
 
+    norm, clip : its own, and the bound
+    found : c and its interval, None where the update doesn't tell
+    head_name : the output layer's
+    """
 
-def is_sharp(found: LearningRate) -> bool:
-    """Whether a factor is known well enough for bounds on the counts."""
-    return found.spread <= _SHARP
+    norm: float
+    clip: float
+    found: LearningRate | None
+    head_name: str
 
+    @property
+    def sharp(self) -> bool:
+        """Whether the factor is known well enough for any bounds on the counts."""
+        return self.found is not None and self.found.spread <= _SHARP
 
-def clipping_note(norm: float, clip: float, found: LearningRate | None) -> Note:
-    """What is to be said of a clipped update: a warning, milder where its factor is well known."""
-    text = f"the update's norm is {norm:.3g}, as much as clipping to {clip:g} lets it be: it was scaled down"
-    if found is None:
-        unknown = "by an unknown factor, so the counts are too even, and there are no bounds"
-        return Note("update-clipped", f"{text} {unknown}")
-    text += (
-        f" to about {found.scale:.3g} of itself (95 %: {found.low:.3g} to {found.high:.3g}), as the output "
-        "layer's weights say, and is read as if it hadn't been"
-    )
-    if is_sharp(found):
-        return Note("clip-estimated", text)
-    return Note("update-clipped", f"{text}; that is too vague for bounds")
+    def whole(self, sent: Reading) -> Reading:
+        """For methods that take an update to be whole: as large as it was, as far as it tells."""
+        found = self.found
+        if found is None:
+            unknown = "by an unknown factor, so the counts are too even, and there are no bounds"
+            return replace(sent, scaled=True).noting(Note("update-clipped", f"{self._said} {unknown}"))
+        read = f"{self._estimated}, and is read as if it hadn't been"
+        note = Note("clip-estimated", read)
+        if not self.sharp:
+            note = Note("update-clipped", f"{read}; that is too vague for bounds")
+        return replace(self._enlarged(sent, found.scale), scaled=not self.sharp).noting(note)
+
+    def simulated(self, sent: Reading) -> Reading:
+        """For methods that learn from clients of theirs, which are clipped as this one was.
+
+        A factor that is nearly known from several steps is divided by, theirs as well, with as large errors.
+        What one step tells of it `regression` sees by itself.
+        """
+        found, clipping = self.found, Clipping(self.clip, sent.record.noise_std)
+        level = None
+        if found is not None and sent.record.training.steps > 1:
+            deviation = math.log(found.spread) / _SIDES
+            level = next((at for at in _LEVELS if deviation <= at), None)
+        if found is None or level is None:
+            alike = "by an unknown factor, and so are those of the clients that the counts are learnt from"
+            note = Note("clip-simulated", f"{self._said} {alike}")
+            return replace(sent, scaled=True, clipping=clipping).noting(note)
+        clipping = replace(clipping, deviation=level)
+        note = Note("clip-estimated", f"{self._estimated}, and is read as if it hadn't been")
+        return replace(self._enlarged(sent, found.scale), scaled=True, clipping=clipping).noting(note)
+
+    def _enlarged(self, sent: Reading, factor: float) -> Reading:
+        """Before ``factor`` of the update was sent, with noise that grows alike."""
+        opened = sent.opened
+        whole = enlarged(opened.weights(), opened.reference, factor)
+        again = open_local(whole, opened.reference, "weights", self.head_name)
+        again = replace(again, notes=opened.notes, rounding=opened.rounding / factor)
+        noisy = replace(sent.record, noise_std=sent.record.noise_std / factor)
+        return replace(sent, opened=again, record=noisy)
+
+    @property
+    def _said(self) -> str:
+        return (
+            f"the update's norm is {self.norm:.3g}, as much as clipping to {self.clip:g} lets it be: it was "
+            "scaled down"
+        )
+
+    @property
+    def _estimated(self) -> str:
+        found = self.found
+        assert found is not None
+        return (
+            f"{self._said} to about {found.scale:.3g} of itself (95 %: {found.low:.3g} to {found.high:.3g}), "
+            "as the output layer's weights say"
+        )

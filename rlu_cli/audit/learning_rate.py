@@ -64,4 +64,4 @@ def _by_replays(observation: Observation, replay: Replay) -> LearningRate | None
         z = solve_on_path(changed, normalised_update(changed)).solution.z
         return replace(replay, training=changed.training).distance(z, draw)
 
-    return rate_by_distance(distance, replay.travelled, least=least_scale(observation))
+    return rate_by_distance(distance, replay.travelled(), least=least_scale(observation))

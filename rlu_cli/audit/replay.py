@@ -121,14 +121,11 @@ class Replay:
 
     def distance(self, z: FloatArray, draw: int = 0) -> float:
         """‖θ̃^m − θ_global‖ over the parameters: how far a replayed training gets."""
-        return self._travelled(self.states(self._batches(z, draw), at=[self.training.steps])[0])
+        return self.travelled(self.states(self._batches(z, draw), at=[self.training.steps])[0])
 
-    @property
-    def travelled(self) -> float:
-        """‖θ_local − θ_global‖: how far the client got."""
-        return self._travelled(self.end)
-
-    def _travelled(self, end: Mapping[str, Tensor]) -> float:
+    def travelled(self, end: Mapping[str, Tensor] | None = None) -> float:
+        """‖θ_end − θ_global‖ over the parameters: how far a model got, by default the client's own."""
+        end = self.end if end is None else end
         names = [name for name, _ in self.network.model.named_parameters() if name in end]
         ways = [(end[name].double() - self.start[name].double()).norm() for name in names]
         return float(torch.stack(ways).norm())

@@ -19,7 +19,7 @@ from rlu_cli.core.client_views import ModelMeans, ReplayedClient, ReplayPlan
 from rlu_cli.core.parallel import for_each
 from rlu_cli.core.progress import Progress
 from rlu_cli.core.residuals import residual_moments, residuals
-from rlu_cli.core.types import FloatArray, IntArray, LocalTraining
+from rlu_cli.core.types import Clipping, FloatArray, IntArray, LocalTraining
 from rlu_cli.models import activation_bytes, load_weights, multiply_adds
 from rlu_cli.simulation.client import epoch_indices, step_indices
 
@@ -40,10 +40,13 @@ class ReplayedClients:
 
     base : any replay from the same global model; its training and its end don't matter
     noise_std : of Gaussian noise to be added to each parameter's update
+    clipping : what is done to each update instead: it is clipped, gets the noise, and is divided by a factor
+        whose logarithm misses that of its own by so much, where the real one's was estimated
     """
 
     base: Replay
     noise_std: float = 0.0
+    clipping: Clipping | None = None
 
     def __call__(self, plans: list[ReplayPlan], progress: Progress) -> list[ReplayedClient | None]:
         """One client a plan, each by random numbers of its own: the same on any number of threads."""
@@ -117,8 +120,7 @@ class ReplayedClients:
         batches = _batches(share, plan.training, rng)
         replay = replace(self.base, training=plan.training)
         (end,) = replay.states(batches, at=[len(batches)], random=not self._side_by_side)
-        if self.noise_std:
-            end = self._noisy(end, plan.draw)
+        end, noise_std = self._sent(end, plan.draw)
         change = replay.head_change(end)
         if change is None or not all(bool(torch.isfinite(v).all()) for v in end.values()):
             return None
@@ -129,6 +131,7 @@ class ReplayedClients:
             change,
             _means(self._before[held_out], labels),
             _means(self._logits(end, held_out), labels),
+            noise_std,
         )
 
     def _share(self, counts: IntArray, rng: np.random.Generator) -> tuple[IntArray, IntArray]:
@@ -142,15 +145,42 @@ class ReplayedClients:
             held_out.append(members[kept:])
         return np.concatenate(share), np.sort(np.concatenate(held_out))
 
-    def _noisy(self, state: dict[str, Tensor], draw: int) -> dict[str, Tensor]:
+    def _sent(self, state: dict[str, Tensor], draw: int) -> tuple[dict[str, Tensor], float]:
+        """The model as it is read once it was sent, and the noise on each number of its update."""
+        clipping = self.clipping
+        if clipping is None:
+            return (self._noisy(state, self.noise_std, draw) if self.noise_std else state), self.noise_std
+        length = self.base.travelled(state)
+        share = min(1.0, clipping.norm / length) if length > 0 else 1.0
+        sent = self._scaled(state, share)
+        if clipping.noise_std:
+            sent = self._noisy(sent, clipping.noise_std, draw)
+        if clipping.deviation is None:
+            return sent, clipping.noise_std
+        error = clipping.deviation * np.random.default_rng((self.base.seed, 3, draw)).standard_normal()
+        estimated = min(1.0, share * math.exp(error))
+        return self._scaled(sent, 1 / estimated), clipping.noise_std / estimated
+
+    def _noisy(self, state: Mapping[str, Tensor], noise_std: float, draw: int) -> dict[str, Tensor]:
         drawn = torch.Generator().manual_seed(draw)
-        trained = {name for name, _ in self.base.network.model.named_parameters()}
         return {
-            name: value + self.noise_std * torch.randn(value.shape, generator=drawn).to(value)
-            if name in trained
+            name: value + noise_std * torch.randn(value.shape, generator=drawn).to(value)
+            if name in self._trained
             else value
             for name, value in state.items()
         }
+
+    def _scaled(self, state: Mapping[str, Tensor], share: float) -> dict[str, Tensor]:
+        """The model that moved so much of the way."""
+        start = self.base.start
+        return {
+            name: torch.lerp(start[name].to(value), value, share) if name in self._trained else value
+            for name, value in state.items()
+        }
+
+    @cached_property
+    def _trained(self) -> frozenset[str]:
+        return frozenset(name for name, _ in self.base.network.model.named_parameters())
 
     def _logits(self, state: Mapping[str, Tensor], rows: IntArray) -> FloatArray:
         base = self.base

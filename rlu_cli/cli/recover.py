@@ -82,7 +82,7 @@ def recover(
         )
         for client in auditor.recover_each(local, training, [method], history):
             found = client.recoveries[0]
-            moved = client_sensitivity(client.observation, found) if sensitivity else None
+            moved = client_sensitivity(client.observations[0], found) if sensitivity else None
             document = recovery_document(auditor, client, found, moved)
             recovery_table(terminal, document)
             shared = warning_list(auditor.notes)

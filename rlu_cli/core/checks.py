@@ -162,6 +162,13 @@ def check_sign(u: FloatArray, confidence: FloatArray) -> list[Note]:
     ]
 
 
+MISSCALED = (
+    "it was clipped (say --clip), or the learning rate, the steps or the loss's reduction are wrong (--lr "
+    "auto finds the rate); there are no bounds"
+)
+"""What `update-misscaled` may come of."""
+
+
 def moved_far(motion: float | None) -> bool:
     """Whether training moved the predictions too far for its way to be known from its two ends."""
     return motion is not None and motion > _MOTION_LIMIT
@@ -175,8 +182,7 @@ def check_size(found: LearningRate | None) -> list[Note]:
         Note(
             "update-misscaled",
             f"the update is {found.scale:.3g} times what its training values make it (95 %: "
-            f"{found.low:.3g} to {found.high:.3g}): it was clipped (say --clip), or the learning rate, the "
-            "steps or the loss's reduction are wrong (--lr auto finds the rate); there are no bounds",
+            f"{found.low:.3g} to {found.high:.3g}): {MISSCALED}",
         )
     ]
 

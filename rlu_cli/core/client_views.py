@@ -16,6 +16,9 @@ from rlu_cli.core.types import FloatArray, Head, IntArray, LocalTraining
 _LEAST = 1e-6
 """Confidences below are not told apart by their logarithms."""
 
+WEIGHT_FEATURES = slice(-10, None)
+"""Of `class_features`, those that are as many times as large for a ∇W so many times as large."""
+
 
 @dataclass(frozen=True)
 class ModelMeans:
@@ -41,12 +44,14 @@ class ReplayedClient:
     proportions : z of the samples that it saw, shape (N,)
     change : ΔW and Δb
     start, end : the model before and after
+    noise_std : standard deviation of the noise on each parameter's update
     """
 
     proportions: FloatArray
     change: Head
     start: ModelMeans
     end: ModelMeans
+    noise_std: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -174,7 +174,7 @@ class KernelRegression:
         """γ, λ and β of the least error."""
         some = slice(max(N, _SEARCHED // N * N))
         targets, guesses = self._true[some] - self._offset, self._guesses[some]
-        distance = _squared_distances(self._rows[some], self._rows[some])
+        distance = squared_distances(self._rows[some], self._rows[some])
         best, found = np.inf, (0.0, 0.0, 0.0)
         for gamma in _GAMMAS:
             kernel = np.exp(-gamma * distance)
@@ -189,7 +189,7 @@ class KernelRegression:
 
     def _kernel(self, inputs: FloatArray, guesses: FloatArray) -> FloatArray:
         """k of these rows and the known ones."""
-        near = np.exp(-self._gamma * _squared_distances(inputs, self._rows))
+        near = np.exp(-self._gamma * squared_distances(inputs, self._rows))
         return np.asarray(near + self._slope * guesses @ self._guesses.T)
 
     def _inputs(self, features: FloatArray) -> FloatArray:
@@ -211,7 +211,7 @@ def _nearest(values: FloatArray, value: float, count: int) -> IntArray:
     return np.argsort(np.abs(values - value), kind="stable")[:count]
 
 
-def _squared_distances(a: FloatArray, b: FloatArray) -> FloatArray:
+def squared_distances(a: FloatArray, b: FloatArray) -> FloatArray:
     """‖a_i − b_j‖², shape (len(a), len(b))."""
     found = np.square(a).sum(axis=1)[:, None] + np.square(b).sum(axis=1) - 2 * a @ b.T
     return np.asarray(np.maximum(found, 0.0))

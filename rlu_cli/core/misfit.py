@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -19,6 +19,9 @@ _DRIFT_SHARE = 0.5
 
 _RELATIVE = 0.15
 """Share of the update that no model of it, however right, is expected to explain."""
+
+_SCALES = 0.5 ** (np.arange(12) / 2)
+"""Factors that are tried where an update was scaled by an unknown one."""
 
 _ROUNDS = 3
 """The expected miss depends on the proportions, and they on it; this many rounds settle both."""
@@ -40,6 +43,10 @@ class _View:
     spread: FloatArray
     noise: FloatArray
 
+    def enlarged(self, factor: float) -> _View:
+        """With an update, and its noise, so many times as large."""
+        return replace(self, update=factor * self.update, noise=factor**2 * self.noise)
+
 
 def misfit(
     update: HeadUpdate,
@@ -48,6 +55,8 @@ def misfit(
     end: ModelStatistics | None,
     position: float,
     noise: float = 0.0,
+    *,
+    scaled: bool = False,
 ) -> float | None:
     """The squared residual of the best label proportions, relative to what is to be expected.
 
@@ -76,6 +85,8 @@ def misfit(
     update : ΔW + h and Δb + h: what the samples did
     position : ᾱ, where between the two ends the gradients were taken
     noise : standard deviation of known noise on each element of u and of ∇W
+    scaled : whether the update was scaled down by an unknown factor: then the one that explains it best is
+        taken
     """
     if start.responses is None or start.embedding_mean is None:
         return None
@@ -85,9 +96,10 @@ def misfit(
     counts = start.moments.counts
     if counts.max() < 2:
         return None
-    total = pace(training)
-    view = _look(update, total, start, start.responses, last.responses, position, noise)
-    return _least_misfit(view, batch_variance(training), counts.astype(np.float64), position)
+    view = _look(update, pace(training), start, start.responses, last.responses, position, noise)
+    batches, known = batch_variance(training), counts.astype(np.float64)
+    factors = _SCALES if scaled else (1.0,)
+    return min(_least_misfit(view.enlarged(1 / c), batches, known, position) for c in factors)
 
 
 def motion(start: ModelStatistics, end: ModelStatistics | None) -> float | None:

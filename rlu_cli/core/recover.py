@@ -122,6 +122,7 @@ class _Prepared:
             observation.end,
             path.position,
             self.noise,
+            scaled=observation.scaled,
         )
         moved = motion(observation.start, observation.end)
         coarse = check_coarse(observation.update, resolution=storage_resolution(observation))
@@ -130,7 +131,6 @@ class _Prepared:
             size = size_error(observation, estimate.proportions, moved or 0.0)
         return self._recovery(
             estimate,
-            bounded=not observation.scaled and size is None,
             diagnostics={
                 "embedding_match": match,
                 "misfit": unexplained,
@@ -153,7 +153,6 @@ class _Prepared:
         moved = update.weight if update.bias is None else update.bias
         return self._recovery(
             estimate,
-            bounded=not observation.scaled,
             diagnostics={
                 **dict.fromkeys(_OF_GRADIENTS),
                 "motion": motion(observation.start, observation.end),
@@ -167,13 +166,16 @@ class _Prepared:
         self,
         estimate: Estimate,
         *,
-        bounded: bool,
         diagnostics: dict[str, float | bool | int | None],
         warnings: Sequence[Note],
     ) -> Recovery:
         """Without bounds where they mean nothing: of an update of another size than training made it."""
         observation = self.problem.observation
         total = observation.training.samples
+        found = (*observation.notes, *warnings)
+        codes = {note.code for note in found}  # a check and a method may find the same
+        misscaled = "update-misscaled" in codes | {note.code for note in estimate.warnings}
+        bounded = not misscaled and (estimate.any_size or not observation.scaled)
         return Recovery(
             method=self.method.name,
             total=total,
@@ -189,7 +191,7 @@ class _Prepared:
                 **diagnostics,
                 **estimate.diagnostics,
             },
-            warnings=(*warnings, *estimate.warnings),
+            warnings=(*found, *(note for note in estimate.warnings if note.code not in codes)),
         )
 
 

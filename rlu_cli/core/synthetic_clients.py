@@ -20,6 +20,9 @@ _TOGETHER = 400
 _SPARSEST, _FULLEST = 0.1, 3.0
 """Dirichlet concentrations of the class mixes, from a few classes a client to nearly all alike."""
 
+_SMALLEST = 0.05
+"""Factor by which clipping scales an update, at least."""
+
 _EVERYWHERE = 0.15
 """Of mixes near one: what classes that it lacks get."""
 
@@ -65,6 +68,16 @@ def update_features(gradient: Head, head: Head, noise: FeatureNoise | None = Non
     return np.concatenate((by_class[:, 0], by_class[:, 1:].ravel()))
 
 
+def without_size(features: Tensor, *, noisy: bool) -> Tensor:
+    """Features f of updates that were scaled by unknown factors: f/‖f‖, shape (S, F).
+
+    With noise, whose share of f is larger the smaller f is, log ‖f‖ as well, shape (S, F + 1).
+    """
+    lengths = torch.linalg.norm(features, dim=1, keepdim=True).clamp(min=torch.finfo(features.dtype).tiny)
+    direction = features / lengths
+    return torch.cat((direction, lengths.log()), dim=1) if noisy else direction
+
+
 @dataclass(frozen=True)
 class SyntheticClients:
     """Clients of known counts.
@@ -92,6 +105,7 @@ class ClientSimulator:
     bias : b, shape (N,): features take the logits without it
     total : samples of a client
     noise : to be drawn for each client as well; ``samples`` have embeddings then
+    scaled : whether updates are scaled down before that, by factors log-uniform from 0.05 to 1
     """
 
     def __init__(
@@ -102,8 +116,10 @@ class ClientSimulator:
         *,
         seed: int,
         noise: FeatureNoise | None = None,
+        scaled: bool = False,
     ) -> None:
         self.total = total
+        self._scaled = scaled
         self.num_classes = N = samples.logits.shape[1]
         self._seed, self._groups = seed, 0
         rng = np.random.default_rng((seed, 0))
@@ -136,7 +152,11 @@ class ClientSimulator:
             group = slice(first, min(first + _TOGETHER, clients))
             rng = np.random.default_rng((self._seed, 1 + drawn + first // _TOGETHER))
             counts[group] = rng.multinomial(self.total, draw_mixes(group.stop - first, N, rng))
-            features[group] = self._noisy(self._features(counts[group], rng), rng)
+            whole = self._features(counts[group], rng)
+            if self._scaled:
+                logarithms = rng.uniform(np.log(_SMALLEST), 0.0, (len(whole), 1))
+                whole = whole * torch.from_numpy(np.exp(logarithms).astype(np.float32))
+            features[group] = self._noisy(whole, rng)
 
         for_each(draw_group, range(0, clients, _TOGETHER))
         self._groups += -(-clients // _TOGETHER)

@@ -212,6 +212,21 @@ class LocalTraining:
 
 
 @dataclass(frozen=True)
+class Clipping:
+    """How an update was clipped by a factor c ≤ 1 that is not known to the letter.
+
+    norm : of the whole update that was let through
+    noise_std : standard deviation of the Gaussian noise added to each parameter's update after that
+    deviation : of the logarithm of ĉ, by which the update and its noise were divided since; None for an
+        update as it was sent
+    """
+
+    norm: float
+    noise_std: float = 0.0
+    deviation: float | None = None
+
+
+@dataclass(frozen=True)
 class Observation:
     """All that a recovery method may look at.
 
@@ -232,7 +247,10 @@ class Observation:
         training on such a mix, None where it diverges; for the methods that ask for it
     replayed_clients : replays training on class mixes and looks at the models too; likewise
     fits : keeps what methods fit to the global model for the next run, if anything does
-    scaled : whether the update was scaled down by an unknown factor; then there are no bounds
+    scaled : whether the update was scaled down by an unknown factor; then bounds are those of methods alone
+        that know of it (`Estimate.any_size`)
+    clipping : how, for methods that have clipped clients made up; None where that is not known
+    notes : what was found out about the update before any method saw it
     kept_bytes : of the posterior search's exponentials that are kept; more are made again, with the same bits
     progress : told how far the methods are that take seconds
     """
@@ -250,6 +268,8 @@ class Observation:
     replayed_clients: ReplayClients | None = None
     fits: FitStore | None = None
     scaled: bool = False
+    clipping: Clipping | None = None
+    notes: tuple[Note, ...] = ()
     residuals: ResidualPath | None = None
     samples: int = 10_000
     search_iterations: int = 0
@@ -274,6 +294,7 @@ class Estimate:
     proportions : z, shape (N,), on the simplex
     low, high : 95 % bounds of the counts, shape (N,), where the method has an error model
     presence : probability that there is any sample of the class, shape (N,), likewise
+    any_size : whether bounds and presence allow for an update that was scaled by an unknown factor
     """
 
     proportions: FloatArray
@@ -282,6 +303,7 @@ class Estimate:
     low: FloatArray | None = None
     high: FloatArray | None = None
     presence: FloatArray | None = None
+    any_size: bool = False
 
 
 @dataclass(frozen=True)

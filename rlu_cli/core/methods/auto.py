@@ -35,6 +35,7 @@ def best_method(
     has_samples: bool,
     can_replay: bool,
     can_make_clients: bool,
+    scaled: bool = False,
 ) -> Method:
     """`regression` for one step of a trained model, `replay` for several steps, `gls` for the rest.
 
@@ -49,6 +50,7 @@ def best_method(
     has_samples : whether the samples' own logits are known too
     can_replay : whether the client's training can be replayed, as `gls` does for several steps, in seconds
     can_make_clients : whether `replay` can make up clients, in a minute at most
+    scaled : whether the update was clipped, and made-up clients can be as well
     """
     if residuals is None or not has_bias:
         return RLU if training.optimizer == "sgd" else SURROGATE
@@ -67,4 +69,5 @@ def best_method(
         return RLU if many and trained else GLS
     if not has_samples or no_regression(counts, training) is not None:
         return GLS
-    return GLS if training.samples * foreseen_error(model) <= _EXACT else REGRESSION
+    exact = training.samples * foreseen_error(model) <= _EXACT
+    return GLS if exact and not scaled else REGRESSION

@@ -11,7 +11,7 @@ import numpy as np
 from rlu_cli.core.confidence import coefficient_matrix
 from rlu_cli.core.path import PathSolution, solve_on_path
 from rlu_cli.core.simplex import SimplexSolution
-from rlu_cli.core.types import Estimate, FloatArray, Head, LocalTraining, Note, Observation
+from rlu_cli.core.types import Estimate, FloatArray, Head, IntArray, LocalTraining, Note, Observation
 from rlu_cli.errors import MismatchError, UsageError
 
 
@@ -100,6 +100,8 @@ class Method:
     needs_update_replays : whether it wants replayed updates (`Observation.replayed_update`)
     needs_replayed_clients : whether it wants replayed clients (`Observation.replayed_clients`)
     any_optimizer : whether it reads updates of optimisers that aren't linear in the gradients
+    out_of_scope : why it can't learn from clients that it makes up for such a number of auxiliary samples a
+        class and such a training, None where it can; None for methods that don't
     solve_together : ``solve`` of several clients at once, where that costs less; but for rounding, the
         answers are the same
     """
@@ -118,6 +120,7 @@ class Method:
     needs_update_replays: bool = False
     needs_replayed_clients: bool = False
     any_optimizer: bool = False
+    out_of_scope: Callable[[IntArray, LocalTraining], str | None] | None = None
     solve_together: Callable[[Sequence[Problem]], list[Estimate]] | None = None
 
     def estimates(self, problems: Sequence[Problem]) -> list[Estimate]:

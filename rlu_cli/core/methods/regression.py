@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from rlu_cli.core.fits import Arrays, Fits, checked
 from rlu_cli.core.methods.base import Capabilities, Method, Problem
@@ -15,7 +16,13 @@ from rlu_cli.core.parallel import one_thread
 from rlu_cli.core.progress import Progress, ignore
 from rlu_cli.core.regressor import Prediction, Regressor
 from rlu_cli.core.residuals import MOST_SAMPLED, ResidualMoments
-from rlu_cli.core.synthetic_clients import ClientSimulator, FeatureNoise, SyntheticClients, update_features
+from rlu_cli.core.synthetic_clients import (
+    ClientSimulator,
+    FeatureNoise,
+    SyntheticClients,
+    update_features,
+    without_size,
+)
 from rlu_cli.core.types import (
     Activations,
     Estimate,
@@ -92,6 +99,8 @@ def solve(problem: Problem) -> Estimate:
     Clients held out widen the bounds until 95 % of the rounded ones hold, and decide by their errors between
     the network and `gls`, which is exact where residuals don't vary within a class. An update far outside
     of all that were simulated gets the answer of `gls` too. Known noise is drawn for the simulated clients.
+    Where the update was scaled by an unknown factor c (clipping), so are theirs, by factors log-uniform from
+    0.05 to 1, and the network sees f/‖f‖ alone, with known noise log ‖f‖ too.
 
     Assumptions: one step, or else the answer is that of `gls`; auxiliary samples like the client's.
     Uses ΔW, Δb and single auxiliary samples' logits.
@@ -109,10 +118,11 @@ def solve(problem: Problem) -> Estimate:
         return solve_instead(problem, Note("regression-not-fitted", f"{why}: the counts are those of gls"))
     noise = _known_noise(problem)
     seen = update_features(problem.gradient, observation.head, noise)
-    if observation.head.bias is None:  # what stands for it is good for sums, and not sample by sample
-        seen = seen[problem.num_classes :]
-    regression = _regression(problem, path.samples, path.start, noise, len(seen))
-    features = torch.from_numpy(seen.astype(np.float32))[None]
+    look = _Look(
+        problem.num_classes, observation.head.bias is not None, observation.scaled, noise is not None
+    )
+    features = look(torch.from_numpy(seen)[None]).float()
+    regression = _regression(problem, path.samples, path.start, noise, look, features.shape[1])
     strangeness = float(regression.regressor.strangeness(features)[0])
     found = {
         "regression_error": regression.errors[0],
@@ -132,7 +142,9 @@ def solve(problem: Problem) -> Estimate:
     low, high = rounded_bounds(prediction, problem.total, regression.widening)
     z = prediction.proportions[0]
     found["residual"] = problem.residual(z)
-    return Estimate(z, found, low=low[0], high=high[0], presence=prediction.presence[0])
+    return Estimate(
+        z, found, low=low[0], high=high[0], presence=prediction.presence[0], any_size=observation.scaled
+    )
 
 
 def rounded_bounds(prediction: Prediction, total: int, widening: float) -> tuple[FloatArray, FloatArray]:
@@ -178,11 +190,31 @@ def _known_noise(problem: Problem) -> FeatureNoise | None:
     return FeatureNoise(std, observation.head.weight, path.along)
 
 
+@dataclass(frozen=True)
+class _Look:
+    """What the network sees of updates' features.
+
+    has_bias : whether there is a bias: what stands for it is good for sums, and not sample by sample
+    scaled, noisy : whether updates are scaled by unknown factors, and have noise
+    """
+
+    num_classes: int
+    has_bias: bool
+    scaled: bool
+    noisy: bool
+
+    def __call__(self, features: Tensor) -> Tensor:
+        """Of clients' `update_features`, shape (S, …)."""
+        learnt = features if self.has_bias else features[:, self.num_classes :]
+        return without_size(learnt, noisy=self.noisy) if self.scaled else learnt
+
+
 def _regression(
     problem: Problem,
     samples: Activations,
     moments: ResidualMoments,
     noise: FeatureNoise | None,
+    look: _Look,
     features: int,
 ) -> Regression:
     """The global model's, fitted once for all clients with as many samples, for so many features."""
@@ -198,6 +230,7 @@ def _regression(
             clients=_CLIENTS * observation.samples,
             seed=seed,
             noise=noise,
+            scaled=look.scaled,
             progress=observation.progress,
         )
 
@@ -206,6 +239,7 @@ def _regression(
         "samples": observation.samples,
         "seed": seed,
         "noise": normalised_noise(observation),
+        "scaled": observation.scaled,
     }
     return _regressions.get(
         observation,
@@ -224,9 +258,10 @@ def fit_regression(
     clients: int,
     seed: int,
     noise: FeatureNoise | None = None,
+    scaled: bool = False,
     progress: Progress = ignore,
 ) -> Regression:
-    """A regressor for clients with so many samples, with its errors and those of `gls`.
+    """A regressor for clients with so many samples, with its errors and those of `gls`, which knows no scale.
 
     Parameters
     ----------
@@ -236,15 +271,16 @@ def fit_regression(
     total : samples of a client
     clients : to fit to, at most
     noise : that the clients' updates have; ``moments`` are of both views then
+    scaled : whether the clients' updates are scaled by unknown factors
     progress : told of the network's steps
     """
     N = samples.logits.shape[1]
     b = np.zeros(N) if bias is None else bias
-    simulator = ClientSimulator(samples, b, total, seed=seed, noise=noise)
+    simulator = ClientSimulator(samples, b, total, seed=seed, noise=noise, scaled=scaled)
     clients = min(clients, _ROWS // total, _NUMBERS // (N + N * N))
-    learnt = slice(N if bias is None else 0, None)
+    look = _Look(N, bias is not None, scaled, noise is not None)
     drawn = simulator.draw(clients)
-    drawn = replace(drawn, features=drawn.features[:, learnt])
+    drawn = replace(drawn, features=look(drawn.features))
     regressor = Regressor.fitted(drawn, seed=seed, progress=progress)
     others = simulator.draw(_HELD_OUT)
     proportions = others.counts[:_COMPARED] / total
@@ -255,7 +291,7 @@ def fit_regression(
     if noise is not None:
         updates = np.concatenate((updates, views[:, N:].reshape(len(views), N, -1)[:, :-1, -1]), axis=1)
     with one_thread():  # many small systems
-        prediction = regressor(others.features[:, learnt])
+        prediction = regressor(look(others.features))
         by_gls = np.stack([fit(model, u).solution.z for u in updates])
     mine, its = (
         np.abs(z - proportions).sum(axis=1) / 2 for z in (prediction.proportions[:_COMPARED], by_gls)
@@ -266,7 +302,7 @@ def fit_regression(
         (float(mine.mean()), float(its.mean())),
         better=bool(gain.mean() > 2 * gain.std(ddof=1) / np.sqrt(len(gain))),
         widening=widening_for(prediction, others),
-        strangest=float(regressor.strangeness(others.features[:, learnt]).max()),
+        strangest=float(regressor.strangeness(look(others.features)).max()),
     )
 
 
@@ -288,4 +324,5 @@ REGRESSION = Method(
     uses_auxiliary=True,
     needs_residuals=True,
     needs_samples=True,
+    out_of_scope=out_of_scope,
 )

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, replace
+from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -16,12 +18,14 @@ from rlu_cli.core.client_views import (
     Replays,
     class_features,
 )
+from rlu_cli.core.coarse import check_coarse, storage_resolution
 from rlu_cli.core.fits import Fits
 from rlu_cli.core.gradients import mean_gradient
 from rlu_cli.core.kernel_regression import KernelRegression
 from rlu_cli.core.methods.base import Capabilities, Method, Problem, check_diverging
 from rlu_cli.core.methods.gls import ResidualModel, fit, solve_instead
 from rlu_cli.core.noise import centred, normalised_noise
+from rlu_cli.core.replayed_size import SizeModel, size_notes
 from rlu_cli.core.residuals import ResidualMoments, ResidualPath
 from rlu_cli.core.rounding import round_to_total
 from rlu_cli.core.schemes import pace, path_position
@@ -81,6 +85,7 @@ _UNLIKE = "the update is unlike that of any replayed client (noise, other data o
 
 
 _regressions: Fits[KernelRegression] = Fits("replay", KernelRegression.arrays)
+_sizes: WeakKeyDictionary[KernelRegression, SizeModel] = WeakKeyDictionary()
 
 
 def solve(problem: Problem) -> Estimate:
@@ -105,6 +110,10 @@ def solve(problem: Problem) -> Estimate:
     Nothing is asked of the optimiser but that it can be run, so this is the method for Adam too, whose
     update isn't linear in the gradients. There the guesses mean little, and `gls` can't answer in its place.
 
+    Where the client's update was clipped (`Observation.clipping`), the replayed ones are clipped as it was,
+    so that what clipping hides they don't know either. Where its factor was estimated, and the update divided
+    by it, so are theirs, by estimates that miss as far.
+
     Assumptions: auxiliary samples like the client's; optimiser and steps known, no gradients from outside
     (Scaffold, FedDyn, FedDC). Uses both models' logits, ΔW, Δb, the auxiliary images and the network.
     Source: regression for simulators (Beaumont et al. 2002; Papamakarios & Murray 2016).
@@ -124,15 +133,19 @@ def solve(problem: Problem) -> Estimate:
         _means(observation.end, path.end),
         pace(observation.training),
     )
-    features = _features(observation, view, observation.training)
+    features = _features(observation, view)
     regression = _regression(observation, features.shape[1])
     strangeness = regression.strangeness(features)
-    found = {"replay_error": regression.error, "replay_strangeness": strangeness}
+    found: dict[str, float] = {"replay_error": regression.error, "replay_strangeness": strangeness}
     strange = not strangeness <= _STRANGE
+    doubts = () if linear else _doubts(observation, view, regression, strange)
+    if linear and _has_size(observation):
+        size = _size_model(regression)(features, update_shape(view.gradient.weight)[0])
+        found["replay_size"] = math.exp(size.logarithm)
+        doubts = size_notes(size)
     if strange and linear:
         note = Note("replay-strange-update", f"{_UNLIKE}: the counts are those of gls")
-        return solve_instead(problem, note, **found)
-    doubts = () if linear else _doubts(observation, view, regression, strange)
+        return solve_instead(problem, note, *doubts, **found)
     if doubts:
         found["replays"] = regression.clients
         return Estimate(regression(features).proportions, found, doubts)
@@ -149,7 +162,28 @@ def solve(problem: Problem) -> Estimate:
     low, high = (problem.total * edge for edge in (prediction.low, prediction.high))
     low = np.minimum(np.rint(low), np.floor(problem.total * z))
     high = np.maximum(np.rint(high), np.ceil(problem.total * z))
-    return Estimate(z, found, low=low, high=high, presence=prediction.presence)
+    return Estimate(
+        z,
+        found,
+        low=low,
+        high=high,
+        presence=prediction.presence,
+        any_size=observation.clipping is not None,
+    )
+
+
+def _has_size(observation: Observation) -> bool:
+    """Whether the update is as large as training made it, as far as is known."""
+    if observation.scaled:
+        return False
+    return not check_coarse(observation.update, resolution=storage_resolution(observation))
+
+
+def _size_model(regression: KernelRegression) -> SizeModel:
+    """Of the clients that a regression was learnt from."""
+    if regression not in _sizes:
+        _sizes[regression] = SizeModel(regression.replays)
+    return _sizes[regression]
 
 
 def _doubts(
@@ -157,8 +191,9 @@ def _doubts(
 ) -> tuple[Note, ...]:
     """Why no replay of Adam is like this update, none where some are."""
     own = update_shape(view.gradient.weight)
-    notes = check_shape(own, regression.replays.shapes, sized=not observation.scaled)
-    if strange and not observation.scaled and not notes:
+    sized = not observation.scaled or observation.clipping is not None
+    notes = check_shape(own, regression.replays.shapes, sized=sized)
+    if strange and sized and not notes:
         message = f"{_UNLIKE}: the counts mean little and have no bounds"
         return (Note("update-unlike-replays", message),)
     return notes
@@ -173,7 +208,7 @@ def _why_not(observation: Observation, path: ResidualPath) -> str | None:
         return "the auxiliary samples' embeddings are unknown"
     if observation.replayed_clients is None:
         return "the client's training can't be replayed"
-    if observation.scaled and observation.training.optimizer == "sgd":
+    if observation.scaled and observation.clipping is None and observation.training.optimizer == "sgd":
         return "the update was clipped, by a factor that nobody knows"
     if path.end is None or observation.end is None:
         return "the local model's statistics are unknown"
@@ -220,13 +255,16 @@ def _regression(observation: Observation, width: int) -> KernelRegression:
         found = _replayed(observation, training, mixes, np.rint(np.exp(logarithms)).astype(int), first=0)
         return KernelRegression(found, guesses=_GUESSES)
 
-    values = {
+    values: dict[str, Any] = {
         "training": asdict(training),
         "sizes": sizes,
         "samples": observation.samples,
         "seed": seed,
-        "noise_std": observation.noise_std,
     }
+    if observation.clipping is None:
+        values["noise_std"] = observation.noise_std
+    else:  # what noise is after dividing by the factor is each client's own
+        values["clipping"] = asdict(observation.clipping)
     return _regressions.get(
         observation,
         values,
@@ -280,25 +318,30 @@ def _replayed(
     clients = observation.replayed_clients(plans, observation.progress)
     kept = [(plan, client) for plan, client in zip(plans, clients, strict=True) if client is not None]
     check_diverging(len(plans) - len(kept), len(plans))
-    views = [(_view(observation, plan, client), plan.training) for plan, client in kept]
+    views = [_view(observation, plan, client) for plan, client in kept]
     return Replays(
         np.stack([client.proportions for _, client in kept]),
-        np.stack([_features(observation, view, training) for view, training in views]),
-        np.stack([update_shape(view.gradient.weight) for view, _ in views]),
+        np.stack([_features(seen, view) for seen, view in views]),
+        np.stack([update_shape(view.gradient.weight) for _, view in views]),
     )
 
 
-def _view(observation: Observation, plan: ReplayPlan, client: ReplayedClient) -> ClientView:
+def _view(
+    observation: Observation, plan: ReplayPlan, client: ReplayedClient
+) -> tuple[Observation, ClientView]:
+    """What is observed of a replayed client in the real one's place, as far as its features need it."""
     update = HeadUpdate(client.change.weight, client.change.bias)
-    gradient: Head = mean_gradient(replace(observation, update=update, training=plan.training))
-    return ClientView(gradient, client.start, client.end, pace(plan.training))
+    seen = replace(observation, update=update, training=plan.training, noise_std=client.noise_std)
+    gradient: Head = mean_gradient(seen)
+    return seen, ClientView(gradient, client.start, client.end, pace(plan.training))
 
 
-def _features(observation: Observation, view: ClientView, training: LocalTraining) -> FloatArray:
+def _features(observation: Observation, view: ClientView) -> FloatArray:
     """Of one client, real or replayed; with what `gls` makes of its two models."""
     assert view.gradient.bias is not None
+    training = observation.training
     u = centred(-view.gradient.bias)[:-1]
-    noise = (normalised_noise(replace(observation, training=training)),)
+    noise = (normalised_noise(observation),)
     guesses = []
     for position in (path_position(training), _LATE):
         parts = [(1 - position, view.start.residuals), (position, view.end.residuals)]
@@ -335,4 +378,5 @@ REPLAY = Method(
     needs_residuals=True,
     needs_replayed_clients=True,
     any_optimizer=True,
+    out_of_scope=out_of_scope,
 )

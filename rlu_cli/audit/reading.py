@@ -1,0 +1,32 @@
+"""A client's update as methods are to read it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from rlu_cli.audit.local_model import LocalModel
+from rlu_cli.audit.training import TrainingRecord
+from rlu_cli.core.types import Clipping, Note
+
+
+@dataclass(frozen=True, eq=False)
+class Reading:
+    """What is known of an update, as it was sent or as it is taken to have been. Compared by identity.
+
+    opened : the local model
+    record : how the client trained, with the noise that lies on this update
+    noise_told : see `Observation`
+    scaled, clipping : likewise
+    notes : what is to be said of it
+    """
+
+    opened: LocalModel
+    record: TrainingRecord
+    noise_told: bool = True
+    scaled: bool = False
+    clipping: Clipping | None = None
+    notes: tuple[Note, ...] = ()
+
+    def noting(self, *notes: Note) -> Reading:
+        """With more to be said of it."""
+        return replace(self, notes=(*self.notes, *notes))

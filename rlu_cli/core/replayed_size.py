@@ -1,0 +1,111 @@
+"""How large an update is beside replayed ones that point alike: whether its training values are right."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from rlu_cli.core.checks import MISSCALED
+from rlu_cli.core.client_views import WEIGHT_FEATURES, Replays
+from rlu_cli.core.kernel_regression import squared_distances
+from rlu_cli.core.types import FloatArray, Note
+
+_WIDTHS = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
+"""Of the kernel, in root mean square distances of the clients."""
+
+_RIDGES = (1e-3, 1e-2, 1e-1, 1.0)
+
+_FARTHEST = 4.5
+"""Standard deviations of left-out clients' errors that a size may be off."""
+
+_LEAST = 0.05
+"""The least that standard deviation counts for, in logarithms."""
+
+
+@dataclass(frozen=True)
+class RelativeSize:
+    """The size of an update over that of replayed ones that point as it does.
+
+    logarithm : of the factor
+    deviation : standard deviation of the logarithm among replayed clients
+    """
+
+    logarithm: float
+    deviation: float
+
+    @property
+    def is_right(self) -> bool:
+        """Whether it is one that replayed clients have."""
+        return abs(self.logarithm) <= _FARTHEST * max(self.deviation, _LEAST)
+
+
+class SizeModel:
+    """The size of ∇W as a function of where it points, learnt from replayed clients.
+
+        log ‖∇W‖ ≈ c + Σ_i α_i exp(−‖d − d_i‖²/(2 w²)),    d = x/‖x‖,  α = (K + λ I)⁻¹ (log ‖∇W‖ − c)
+
+    with x what is looked at of a client's weight update (`WEIGHT_FEATURES`), which scales with it. What a
+    class mix makes of an update's direction hangs together with what it makes of its size. So one that was
+    clipped, or made at another rate or by more steps than was told, is too small or too large for where it
+    points, whatever the mix. w and λ are those of the least error on clients left out.
+
+    Source: kernel ridge regression, left-out errors by the inverse.
+    """
+
+    def __init__(self, replays: Replays) -> None:
+        directions = _directions(replays.features)
+        self._mean = directions.mean(axis=0)
+        spread = directions.std(axis=0)
+        self._scale = np.where(spread > 1e-9, spread, np.inf)
+        self._known = (directions - self._mean) / self._scale
+        sizes = replays.shapes[:, 0]
+        self._offset = float(sizes.mean())
+        distances = squared_distances(self._known, self._known)
+        unit = float(distances.mean())
+        best = np.inf
+        for width in _WIDTHS:
+            reach = 2 * width**2 * max(unit, np.finfo(float).tiny)
+            values, vectors = np.linalg.eigh(np.exp(-distances / reach))
+            for ridge in _RIDGES:
+                shrunk = vectors / (np.maximum(values, 0.0) + ridge)
+                weights = shrunk @ (vectors.T @ (sizes - self._offset))
+                errors = weights / np.einsum("ij,ij->i", shrunk, vectors)
+                deviation = float(np.sqrt(np.mean(errors**2)))
+                if deviation < best:
+                    best, self._weights, self._reach = deviation, weights, reach
+        self._deviation = best
+
+    def __call__(self, features: FloatArray, size: float) -> RelativeSize:
+        """Of one client.
+
+        Parameters
+        ----------
+        features : shape (N, F)
+        size : logarithm of the root mean square of ∇W, as `update_shape` has it
+        """
+        place = (_directions(features[None]) - self._mean) / self._scale
+        near = np.exp(-squared_distances(place, self._known) / self._reach)
+        return RelativeSize(size - self._offset - float(near[0] @ self._weights), self._deviation)
+
+
+def size_notes(found: RelativeSize) -> tuple[Note, ...]:
+    """A warning of an update whose size no replayed one has that points alike."""
+    if found.is_right:
+        return ()
+    factor, *edges = (math.exp(found.logarithm + side * found.deviation) for side in (0, -1.96, 1.96))
+    return (
+        Note(
+            "update-misscaled",
+            f"the output layer's update is {factor:.2g} times as large as those of replays that point "
+            f"alike (95 %: {edges[0]:.2g} to {edges[1]:.2g}): {MISSCALED}",
+        ),
+    )
+
+
+def _directions(features: FloatArray) -> FloatArray:
+    """d of each client, shape (R, …), from features of shape (R, N, F)."""
+    x = features[:, :, WEIGHT_FEATURES].reshape(len(features), -1)
+    lengths = np.linalg.norm(x, axis=1, keepdims=True)
+    return np.asarray(x / np.maximum(lengths, np.finfo(float).tiny))
