@@ -12,8 +12,8 @@ from rlu_cli.core.kernel_regression import (
     KernelRegression,
     _bordered,
     _left_out,
-    _squared_distances,
     _with_product,
+    squared_distances,
 )
 from rlu_cli.core.types import FloatArray
 
@@ -39,7 +39,7 @@ def some(replays: Replays, rows: slice) -> Replays:
 def test_errors_of_clients_left_out_are_those_of_refits(ridge: float) -> None:
     rng = np.random.default_rng(0)
     rows, targets = rng.normal(size=(5 * N, 3)), rng.normal(size=5 * N)
-    kernel = np.exp(-0.1 * _squared_distances(rows, rows))
+    kernel = np.exp(-0.1 * squared_distances(rows, rows))
     weights, errors = _left_out(np.linalg.inv(kernel + ridge * np.eye(5 * N)), targets, N)
     whole = KernelRidge(alpha=ridge, kernel="rbf", gamma=0.1).fit(rows, targets)
     np.testing.assert_allclose(weights, whole.dual_coef_, atol=1e-10)

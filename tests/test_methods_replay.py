@@ -41,6 +41,7 @@ class Scripted:
     operations: float = 1e9
     plans: list[ReplayPlan] = field(default_factory=list)
     start: ModelStatistics | None = None
+    own: str | None = None
 
     def __call__(self, plans: list[ReplayPlan], progress: Progress) -> list[ReplayedClient | None]:
         self.plans += plans

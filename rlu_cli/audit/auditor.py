@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +59,9 @@ client: seconds of a small processor's time."""
 
 _SHARED_REPLAY_COST = 4e11
 """The same for `replay`, which makes twenty of that size for all clients of a global model: two minutes."""
+
+_OWN_REPLAY_COST = 2e10
+"""The same where it makes twenty for each client alone."""
 
 
 class Auditor:
@@ -267,16 +270,15 @@ class Auditor:
         found, notes = self._constant_gradient(*of)
         constant = None if found is None else unstack(found, self.head)
         notes += self._stored_for_another_batch(record.training.batch_size)
-        read = self._readings(Reading(opened, record), constant, methods)
+        sent = Reading(
+            opened, record, constant=constant, whole_constant=cache(partial(self._whole_constant, *of))
+        )
+        read = self._readings(sent, methods)
         chosen = [method for method, _ in read]
         methods_of: dict[Reading, list[Method]] = {}
         for method, reading in read:
             methods_of.setdefault(reading, []).append(method)
-        whole_constant = partial(self._whole_constant, *of)
-        observed = {
-            reading: self._observe(reading, those, constant, whole_constant)
-            for reading, those in methods_of.items()
-        }
+        observed = {reading: self._observe(reading, those) for reading, those in methods_of.items()}
         observations = [observed[reading][0] for _, reading in read]
         if record.lr_unknown:  # then all methods read alike
             training, note = self._estimated_rate(*observed[read[0][1]])
@@ -298,9 +300,7 @@ class Auditor:
             report=self._reporter if slow else silent,
         )
 
-    def _readings(
-        self, sent: Reading, constant: Head | None, names: Sequence[str]
-    ) -> list[tuple[Method, Reading]]:
+    def _readings(self, sent: Reading, names: Sequence[str]) -> list[tuple[Method, Reading]]:
         """Each method, and the update as it is to read it: the same for all, unless it was clipped."""
         training = sent.record.training
         start = self.measured.start(training.batch_size)
@@ -311,11 +311,11 @@ class Auditor:
             noise = reading.record.noise_std
             return self._best(reading, has_bias=stands_for_bias(reading.opened.head, start, noise))
 
-        clipped = self._clipped(sent, constant)
-        whole = with_seen_noise(sent if clipped is None else clipped.whole(sent), start, constant)
+        clipped = self._clipped(sent)
+        whole = with_seen_noise(sent if clipped is None else clipped.whole(sent), start)
         simulated = None
         if clipped is not None and not clipped.sharp and not sent.record.lr_unknown:
-            simulated = clipped.simulated(with_seen_noise(sent, start, constant))
+            simulated = clipped.simulated(with_seen_noise(sent, start))
         found = []
         for name in names:
             method, reading = method_for(name, simulated or whole), simulated or whole
@@ -334,18 +334,9 @@ class Auditor:
         return not method.needs_replayed_clients or self._replayed_clients(reading) is not None
 
     def _observe(
-        self,
-        reading: Reading,
-        methods: Sequence[Method],
-        constant: Head | None,
-        whole_constant: Callable[[], FloatArray | None],
+        self, reading: Reading, methods: Sequence[Method]
     ) -> tuple[Observation, Checkpoint, Measurement | None]:
-        """What these methods need to know of a client; its whole model, if they do, and what that does.
-
-        Parameters
-        ----------
-        constant, whole_constant : the scheme's constant gradient, of the output layer and of all parameters
-        """
+        """What these methods need to know of a client; its whole model, if they do, and what that does."""
         opened, record = reading.opened, reading.record
         training = record.training
         needs_end = any(method.needs_end(training) for method in methods) or (
@@ -365,11 +356,11 @@ class Auditor:
                 training,
                 noise_std=record.noise_std,
                 needs_samples=any(method.needs_samples for method in methods),
-                constant=None if end is None else whole_constant(),
+                constant=None if end is None else reading.whole_constant(),
             )
             if any(method.needs_residuals for method in methods)
             else None,
-            constant_gradient=constant,
+            constant_gradient=reading.constant,
             rounding=opened.rounding,
             noise_std=record.noise_std,
             noise_told=reading.noise_told,
@@ -391,7 +382,7 @@ class Auditor:
         )
         return observation, model, end
 
-    def _clipped(self, sent: Reading, constant: Head | None) -> Clipped | None:
+    def _clipped(self, sent: Reading) -> Clipped | None:
         """How an update was clipped, None where it wasn't."""
         opened, record = sent.opened, sent.record
         if record.clip is None:
@@ -411,7 +402,7 @@ class Auditor:
                 training=training,
                 start=self.measured.start(training.batch_size),
                 end=None if end is None else end.statistics,
-                constant_gradient=constant,
+                constant_gradient=sent.constant,
                 noise_std=record.noise_std,
                 seed=self.run.seed,
             )
@@ -441,12 +432,17 @@ class Auditor:
         training, noise_std = reading.record.training, reading.record.noise_std
         effective = self.source.effective_batch(training.batch_size)
         key = (effective, noise_std if reading.clipping is None else reading.clipping)
-        if key not in self._makers:
-            base = self.source.replay(self.reference, training, effective)
-            if base is None:
-                return None
-            self._makers[key] = ReplayedClients(base, noise_std, reading.clipping)
-        return self._makers[key]
+        alone = training.scheme in STATEFUL
+        if not alone and key in self._makers:
+            return self._makers[key]
+        constant = reading.whole_constant() if alone else None
+        base = self.source.replay(self.reference, training, effective, constant=constant)
+        if base is None:
+            return None
+        made = ReplayedClients(base, noise_std, reading.clipping)
+        if not alone:
+            self._makers[key] = made
+        return made
 
     def _best(self, reading: Reading, *, has_bias: bool) -> Method:
         """What ``auto`` stands for. It hangs on how clients train, not on their numbers."""
@@ -469,7 +465,10 @@ class Auditor:
     def _can_make_clients(self, reading: Reading) -> bool:
         """Whether `replay` takes no longer than ``auto`` is ready to wait."""
         made = self._replayed_clients(reading)
-        return made is not None and made.cost(reading.record.training) <= _SHARED_REPLAY_COST
+        if made is None:
+            return False
+        most = _SHARED_REPLAY_COST if made.own is None else _OWN_REPLAY_COST
+        return made.cost(reading.record.training) <= most
 
     def _check_key(self, local: Checkpoint) -> None:
         key = self.options.key

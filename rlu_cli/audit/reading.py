@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from rlu_cli.audit.local_model import LocalModel
 from rlu_cli.audit.training import TrainingRecord
-from rlu_cli.core.types import Clipping, Note
+from rlu_cli.core.types import Clipping, FloatArray, Head, Note
 
 
 @dataclass(frozen=True, eq=False)
@@ -17,6 +18,8 @@ class Reading:
     record : how the client trained, with the noise that lies on this update
     noise_told : see `Observation`
     scaled, clipping : likewise
+    constant : what the scheme adds to every gradient of the output layer, None where nothing
+    whole_constant : the same of all parameters, None too where the archive holds it of the output layer alone
     notes : what is to be said of it
     """
 
@@ -25,6 +28,8 @@ class Reading:
     noise_told: bool = True
     scaled: bool = False
     clipping: Clipping | None = None
+    constant: Head | None = None
+    whole_constant: Callable[[], FloatArray | None] = lambda: None
     notes: tuple[Note, ...] = ()
 
     def noting(self, *notes: Note) -> Reading:

@@ -20,6 +20,7 @@ from rlu_cli.core.parallel import for_each
 from rlu_cli.core.progress import Progress
 from rlu_cli.core.residuals import residual_moments, residuals
 from rlu_cli.core.types import Clipping, FloatArray, IntArray, LocalTraining
+from rlu_cli.files.hashing import sha256_tensors
 from rlu_cli.models import activation_bytes, load_weights, multiply_adds
 from rlu_cli.simulation.client import epoch_indices, step_indices
 
@@ -66,6 +67,14 @@ class ReplayedClients:
             for index in range(len(plans)):
                 replay(index)
         return found
+
+    @cached_property
+    def own(self) -> str | None:
+        """By the gradients that the client's scheme adds, where there are any."""
+        constant = self.base.constant
+        if not constant or not any(bool(value.any()) for value in constant.values()):
+            return None
+        return sha256_tensors(constant)
 
     def cost(self, training: LocalTraining) -> float:
         """Two for each multiplication; a training step takes three passes."""

@@ -7,10 +7,10 @@ from dataclasses import replace
 from rlu_cli.audit.reading import Reading
 from rlu_cli.core.coarse import check_coarse, storage_resolution
 from rlu_cli.core.noise import unexplained_noise
-from rlu_cli.core.types import Head, ModelStatistics, Note, Observation
+from rlu_cli.core.types import ModelStatistics, Note, Observation
 
 
-def with_seen_noise(reading: Reading, start: ModelStatistics, constant: Head | None) -> Reading:
+def with_seen_noise(reading: Reading, start: ModelStatistics) -> Reading:
     """The update with the noise that it shows where none was told, and a note of it.
 
     Sparsified updates are left alone: what they lack is no noise, and the bias is among what they keep.
@@ -18,7 +18,6 @@ def with_seen_noise(reading: Reading, start: ModelStatistics, constant: Head | N
     Parameters
     ----------
     start : the global model's statistics
-    constant : see `Observation.constant_gradient`
     """
     record = reading.record
     if record.noise_std or record.lr_unknown:
@@ -28,7 +27,7 @@ def with_seen_noise(reading: Reading, start: ModelStatistics, constant: Head | N
         head=reading.opened.head,
         training=record.training,
         start=start,
-        constant_gradient=constant,
+        constant_gradient=reading.constant,
         rounding=reading.opened.rounding,
     )
     found = unexplained_noise(observation)

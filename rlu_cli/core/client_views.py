@@ -116,6 +116,10 @@ class ReplayClients(Protocol):
 
     def __call__(self, plans: list[ReplayPlan], progress: Progress) -> list[ReplayedClient | None]: ...
 
+    @property
+    def own(self) -> str | None:
+        """Tells them from those of other clients of the global model; None where all share them."""
+
     def cost(self, training: LocalTraining) -> float:
         """Floating-point operations of one replay."""
 

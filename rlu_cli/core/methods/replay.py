@@ -47,6 +47,10 @@ from rlu_cli.errors import MismatchError
 _REPLAYS, _FEWEST = 200, 20
 """Replays a global model with the default ``--samples``; fewer where they are dear."""
 
+_OWN, _OWN_WORK = 40, 1e11
+"""Replays that serve one client alone, and floating-point operations of them all that make them fewer, but
+not fewer than twenty."""
+
 _ROWS = 4000
 """Replays times classes, at most: the regression's time grows with the cube."""
 
@@ -241,14 +245,18 @@ def _means(statistics: ModelStatistics, residuals: ResidualMoments) -> ModelMean
 
 def _regression(observation: Observation, width: int) -> KernelRegression:
     """What all clients of the global model share that train like this one; ``width`` features a class."""
-    training, sizes = _shared(observation.training)
+    clients = observation.replayed_clients
+    assert clients is not None
+    own = clients.own
+    size = observation.training.seen
+    training, sizes = _shared(observation.training) if own is None else (observation.training, (size, size))
     N, seed = observation.head.num_classes, observation.seed
 
     def make() -> KernelRegression:
-        assert observation.replayed_clients is not None
-        cost = observation.replayed_clients.cost(training.resized(math.isqrt(sizes[0] * sizes[1])))
-        most = min(_REPLAYS, _ROWS // N)
-        number = max(_LEAST, int(_share(observation) * max(_FEWEST, min(most, _WORK / cost))))
+        cost = clients.cost(training.resized(math.isqrt(sizes[0] * sizes[1])))
+        most, work = (_REPLAYS, _WORK) if own is None else (_OWN, _OWN_WORK)
+        affordable = min(most, _ROWS // N, work / cost)
+        number = max(_LEAST, int(_share(observation) * max(_FEWEST, affordable)))
         rng = np.random.default_rng(seed)
         mixes = draw_mixes(number, N, rng)
         logarithms = rng.uniform(math.log(sizes[0]), math.log(sizes[1]), number)
@@ -260,6 +268,7 @@ def _regression(observation: Observation, width: int) -> KernelRegression:
         "sizes": sizes,
         "samples": observation.samples,
         "seed": seed,
+        "own": own,
     }
     if observation.clipping is None:
         values["noise_std"] = observation.noise_std
