@@ -1,26 +1,40 @@
-"""Method rlu on every FL scheme, told the right scheme and told plain FedAvg with SGD.
+"""Every FL scheme told right, by rlu and by default, and told to be plain FedAvg with SGD.
 
-    python benchmarks/schemes.py                     (about 15 minutes on 2 cores)
-    python benchmarks/schemes.py --seeds 1 --quick   (2 minutes)
-    python benchmarks/schemes.py --method gls --only Scaffold --only "FedDyn λ = 0.1" --only "FedDC λ = 0.1"
+    python benchmarks/schemes.py                     (about an hour on 2 cores)
+    python benchmarks/schemes.py --seeds 1 --stage untrained
+    python benchmarks/schemes.py --epochs --only Scaffold --only "FedDyn λ = 0.1" --only "FedDC λ = 0.1"
 
 Real training: LeNet-5, Fashion-MNIST, 10 clients, Dirichlet 0.5, batch 32, lr 0.01, 100 auxiliary images a
-class. From a global model of each accuracy three rounds are simulated; the clients of the last are
-recovered, so that schemes that remember have something to remember. Prints Markdown; writes every pair's
-scores to results/schemes.ndjson.
+class; one or ten steps, or with --epochs five epochs of about 1,000 images. From a global model of each
+accuracy three rounds are simulated; the clients of the last are recovered, so that schemes that remember have
+something to remember. Prints Markdown; writes every pair's scores to results/schemes.ndjson.
 """
 
 from __future__ import annotations
 
 import argparse
 import tempfile
+from collections.abc import Mapping
+from itertools import product
 from pathlib import Path
 from typing import Any
 
-from common import NORMALIZATION, lenet_at_accuracy, machine, markdown, mean_sd, write_ndjson
+from common import (
+    NORMALIZATION,
+    Row,
+    chosen_seeds,
+    lenet_at_accuracy,
+    machine,
+    markdown,
+    mean_sd,
+    write_ndjson,
+)
+from regimes import bounds, few
+from torch import Tensor
 
-from rlu_cli.audit.archive_evaluation import evaluate_archive
+from rlu_cli.audit.archive_evaluation import UNIFORM, evaluate_archive
 from rlu_cli.audit.options import SimulationOptions, StepOptions, TrainingOptions
+from rlu_cli.images import ImageSet
 from rlu_cli.images.datasets import open_dataset
 from rlu_cli.simulation.run import Simulator
 from rlu_cli.simulation.settings import Simulation
@@ -37,37 +51,44 @@ SCHEMES: dict[str, dict[str, Any]] = {
 STAGES = {"untrained": 0.0, "27 %": 0.27, "80 %": 0.8}
 PLAIN = TrainingOptions(scheme="fedavg", momentum=0.0, nesterov=False, lambda_=0.0)
 ROUNDS = 3
+EPOCHS = "5 epochs"
+ASKED = (("right", "rlu"), ("right", "auto"), ("plain", "rlu"))
+"""How the auditor is told that clients trained, and the method."""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seeds", type=int, default=2)
-    parser.add_argument("--method", default="rlu", help="instead of rlu")
+    parser.add_argument("--first-seed", type=int, default=0)
+    parser.add_argument("--epochs", action="store_true", help="five epochs instead of one or ten steps")
     parser.add_argument("--only", action="append", choices=SCHEMES, help="a scheme; may be repeated")
     parser.add_argument("--stage", action="append", choices=STAGES, help="may be repeated; default: all")
-    parser.add_argument("--quick", action="store_true", help="the first two stages only")
     parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "schemes.ndjson")
     arguments = parser.parse_args()
     images = open_dataset("fashion-mnist")
-    quick = list(STAGES)[: 2 if arguments.quick else 3]
-    stages = {stage: STAGES[stage] for stage in arguments.stage or quick}
+    stages = {stage: STAGES[stage] for stage in arguments.stage or STAGES}
     rows = []
-    for seed in range(arguments.seeds):
+    for seed in chosen_seeds(arguments):
         for stage, target in stages.items():
             start = lenet_at_accuracy(images, target, seed=seed)
             for name in arguments.only or SCHEMES:
-                for steps in (1, 10) if name == "FedAvg, SGD" else (10,):
-                    rows += measure(images, start, seed, stage, name, steps, arguments.method)
-    write_ndjson(arguments.output, rows)
+                short = ("1", "10") if name == "FedAvg, SGD" else ("10",)
+                for long in (EPOCHS,) if arguments.epochs else short:
+                    rows += measure(images, start, seed, stage, name, long)
+                    write_ndjson(arguments.output, rows)
     print(f"{machine()}; {arguments.seeds} seeds × 10 clients, mean ± standard deviation over clients\n")
-    print(table(rows, list(stages), arguments.method))
+    print(table(rows, list(stages)))
 
 
 def measure(
-    images: Any, start: Any, seed: int, stage: str, name: str, steps: int, method: str
-) -> list[dict[str, Any]]:
+    images: ImageSet, start: Mapping[str, Tensor], seed: int, stage: str, name: str, long: str
+) -> list[Row]:
     """Scores of every client of the last round, told right and told plain."""
-    training = StepOptions(lr="0.01", batch_size=32, steps=steps, **SCHEMES[name])
+    if long == EPOCHS:
+        images, trained = few(images, seed), {"epochs": 5}
+    else:
+        trained = {"steps": int(long)}
+    training = StepOptions(lr="0.01", batch_size=32, **trained, **SCHEMES[name])
     simulation = Simulation(
         "fashion-mnist", "lenet5", NORMALIZATION, seed, training, SimulationOptions(rounds=ROUNDS)
     )
@@ -76,67 +97,65 @@ def measure(
         root = Path(folder) / "archive"
         for _ in Simulator(simulation, images, root, start=start).run():
             pass
-        for told, override in (("right", TrainingOptions()), ("plain", PLAIN)):
-            for pair in evaluate_archive(root, [method], training=override, rounds=[ROUNDS]):
+        for told, asked in ASKED:
+            override = PLAIN if told == "plain" else TrainingOptions()
+            for pair in evaluate_archive(root, [asked], training=override, rounds=[ROUNDS]):
                 rows.append(
                     {
                         "seed": seed,
                         "stage": stage,
                         "scheme": name,
-                        "steps": steps,
+                        "steps": long,
                         "told": told,
                         "client": pair.client,
+                        "asked": asked,
                         "method": pair.method,
                         "model_accuracy": pair.accuracy,
                         **pair.numbers(),
+                        "warnings": list(pair.warnings),
                     }
                 )
     return rows
 
 
-def table(rows: list[dict[str, Any]], stages: list[str], method: str) -> str:
-    """Scheme × stage: iAcc and cAcc told right, the same told plain FedAvg; bounds where there are any."""
+def table(rows: list[Row], stages: list[str]) -> str:
+    """Scheme × stage: scores told right by either method, by rlu told plain FedAvg; bounds of the default."""
     lines = []
-    for name in SCHEMES:
-        for steps in (1, 10):
-            for stage in stages:
-                chosen = [
-                    row for row in rows if (row["scheme"], row["steps"], row["stage"]) == (name, steps, stage)
-                ]
-                if not chosen:
-                    continue
-                right = [r for r in chosen if r["told"] == "right" and r["method"] == method]
-                plain = [r for r in chosen if r["told"] == "plain" and r["method"] == method]
-                uniform = [r for r in chosen if r["told"] == "right" and r["method"] != method]
-                bounded = [r for r in right if "bounds_hold" in r]
-                bounds = (
-                    f"{sum(r[key] for r in bounded) / max(len(bounded), 1):.1%}"
-                    for key in ("bounds_hold", "bounds_width")
-                )
-                accuracy = sum(r["model_accuracy"] for r in right) / len(right)
-                lines.append(
-                    (
-                        name,
-                        str(steps),
-                        f"{stage} ({accuracy:.0%})",
-                        mean_sd(r["iAcc"] for r in right),
-                        mean_sd(r["cAcc"] for r in right),
-                        mean_sd(r["iAcc"] for r in plain),
-                        mean_sd(r["cAcc"] for r in plain),
-                        mean_sd(r["iAcc"] for r in uniform),
-                        ", ".join(bounds) if bounded else "",
-                    )
-                )
+    for name, long, stage in product(SCHEMES, ("1", "10", EPOCHS), stages):
+        own = [row for row in rows if (row["scheme"], row["steps"], row["stage"]) == (name, long, stage)]
+        if not own:
+            continue
+        rlu, auto, plain = (
+            [row for row in own if (row["told"], row["asked"]) == which and row["method"] != UNIFORM]
+            for which in ASKED
+        )
+        uniform = [row for row in own if row["method"] == UNIFORM]
+        accuracy = sum(row["model_accuracy"] for row in rlu) / len(rlu)
+        lines.append(
+            (
+                name,
+                long,
+                f"{stage} ({accuracy:.0%})",
+                str(len(rlu)),
+                *(mean_sd(row["iAcc"] for row in part) for part in (rlu, auto)),
+                *(mean_sd(row["cAcc"] for row in part) for part in (rlu, auto)),
+                bounds(auto),
+                mean_sd(row["iAcc"] for row in plain),
+                mean_sd(row["iAcc"] for row in uniform),
+            )
+        )
     columns = (
         "scheme",
         "m",
         "model",
-        "iAcc",
-        "cAcc",
-        "iAcc, told FedAvg",
-        "cAcc, told FedAvg",
+        "clients",
+        "rlu iAcc",
+        "auto iAcc",
+        "rlu cAcc",
+        "auto cAcc",
+        "auto bounds hold, width",
+        "rlu iAcc, told FedAvg",
         "uniform iAcc",
-        "bounds hold, width",
     )
     return markdown(columns, lines)
 

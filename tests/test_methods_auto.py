@@ -90,6 +90,32 @@ def test_the_best_that_has_what_it_needs(
     assert found.name == expected
 
 
+@pytest.mark.parametrize(
+    ("training", "spread", "changed", "expected"),
+    [
+        (TEN, UNSURE, {"alone": True}, "gls"),
+        (LONG, UNSURE, {"alone": True}, "replay"),
+        (LONG, SURE, {"alone": True}, "replay"),
+        (ONE, SURE, {"scaled": True}, "regression"),
+        (ONE, UNSURE, {"scaled": True}, "regression"),
+        (TEN, SURE, {"scaled": True}, "replay"),
+    ],
+)
+def test_clients_made_up_for_one_alone_or_clipped(
+    training: LocalTraining, spread: float, changed: dict[str, bool], expected: str
+) -> None:
+    found = best_method(
+        training,
+        has_bias=True,
+        residuals=residuals_like(spread, (10,) * 10),
+        has_samples=True,
+        can_replay=True,
+        can_make_clients=True,
+        **changed,
+    )
+    assert found.name == expected
+
+
 @pytest.mark.parametrize("spread", [0.003, 0.01])
 def test_the_foreseen_error_is_that_of_many_updates(spread: float) -> None:
     training = LocalTraining(1, 200, 0.01)

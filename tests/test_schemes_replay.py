@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from cli_tools import call
+from cli_tools import call, within_bounds
 
 from rlu_cli.audit.auditor import Auditor
 from rlu_cli.audit.options import (
@@ -17,8 +18,12 @@ from rlu_cli.audit.options import (
     StepOptions,
     TrainingOptions,
 )
+from rlu_cli.audit.replayed_clients import ReplayedClients
+from rlu_cli.core.client_views import ReplayPlan
+from rlu_cli.core.progress import ignore
 from rlu_cli.files.checkpoint import read_checkpoint
 from rlu_cli.images.datasets import open_dataset
+from rlu_cli.simulation.archive import read_truth_lines
 from rlu_cli.simulation.client import local_training
 from rlu_cli.simulation.run import Simulator
 from rlu_cli.simulation.settings import Simulation
@@ -83,3 +88,50 @@ def test_variates_of_the_head_alone_leave_gls_without_replays(federation: Simula
     ).document  # fmt: skip
     assert document["method"] == "gls"
     assert document["diagnostics"]["replays"] == 0
+
+
+@pytest.mark.parametrize("federation", ["scaffold"], indirect=True)
+def test_replayed_clients_train_with_the_gradients_of_one(federation: Simulator) -> None:
+    """Every number of the head moves by what the scheme adds, and clients of others don't share them."""
+    root = federation.root
+    folder = root / "round_0003"
+    local = sorted(folder.glob("client_*.safetensors"))[0]
+    auditor = Auditor(folder / "global.safetensors", [local], aux=root / "aux", run=RunOptions(samples=50))
+    found = auditor.recover(local, TrainingOptions(), ["replay"], HistoryOptions(history=[root]))
+    made = found.observations[0].replayed_clients
+    assert isinstance(made, ReplayedClients) and made.own is not None
+    constant = made.base.constant
+    assert constant is not None
+    none = {name: torch.zeros_like(value) for name, value in constant.items()}
+    without = replace(made, base=replace(made.base, constant=none))
+    assert without.own is None
+    training = found.training.training
+    first = replace(training, steps=1, total=None)
+    plan = ReplayPlan(np.full(10, 2), first, 0)
+    (mine,), (plain,) = (clients([plan], ignore) for clients in (made, without))
+    assert mine is not None and plain is not None
+    head = constant["fc3.bias"].double().numpy()
+    np.testing.assert_allclose(mine.change.bias - plain.change.bias, -0.05 * head, atol=1e-6)
+    (recovery,) = found.recoveries
+    assert recovery.method == "replay" and recovery.low is not None
+    assert recovery.diagnostics["replays"] >= 20
+    assert "replay-not-fitted" not in {note.code for note in recovery.warnings}
+
+
+def test_whole_epochs_of_a_scheme_are_replayed_by_default(tmp_path: Path) -> None:
+    training = StepOptions(lr="0.05", batch_size=16, epochs=2, scheme="scaffold")
+    options = SimulationOptions(rounds=2, clients=3, aux_per_class=20)
+    made = Simulator(
+        Simulation("digits", "lenet5", "half", 0, training, options), open_dataset("digits"), tmp_path / "a"
+    )
+    for _ in made.run():
+        pass
+    folder = made.root / "round_0002"
+    local = sorted(folder.glob("client_*.safetensors"))[0]
+    command = ["recover", "--global", folder / "global.safetensors", "--local", local]
+    flags = ["--aux", made.root / "aux", "--history", made.root, "--samples", 50]
+    document = call(*command, *flags).document
+    assert document["method"] == "replay"
+    assert document["reliability"]["expected_iAcc"] is not None
+    counts = next(line.counts for line in read_truth_lines(made.root) if line.client == local.stem)
+    assert within_bounds(document, list(counts)) >= 8

@@ -450,6 +450,9 @@ class Auditor:
         if self.run.search_iterations and training.optimizer == "sgd":
             return METHODS["rlu"]
         start = self.measured.start(training.batch_size)
+        made = None
+        if training.steps > 1 or training.optimizer != "sgd":
+            made = self._clients_in_time(reading)
         noisy = reading.record.noise_std > 0  # then embeddings are looked at too, which aren't stored
         return best_method(
             training,
@@ -457,18 +460,18 @@ class Auditor:
             residuals=start.residuals,
             has_samples=start.samples is not None and not (noisy and self.stored is not None),
             can_replay=training.steps > 1 and self.source.replay_cost(training) <= _REPLAY_COST,
-            can_make_clients=(training.steps > 1 or training.optimizer != "sgd")
-            and self._can_make_clients(reading),
+            can_make_clients=made is not None,
+            alone=made is not None and made.own is not None,
             scaled=reading.clipping is not None,
         )
 
-    def _can_make_clients(self, reading: Reading) -> bool:
-        """Whether `replay` takes no longer than ``auto`` is ready to wait."""
+    def _clients_in_time(self, reading: Reading) -> ReplayedClients | None:
+        """What makes up clients, where `replay` takes no longer with it than ``auto`` is ready to wait."""
         made = self._replayed_clients(reading)
         if made is None:
-            return False
+            return None
         most = _SHARED_REPLAY_COST if made.own is None else _OWN_REPLAY_COST
-        return made.cost(reading.record.training) <= most
+        return made if made.cost(reading.record.training) <= most else None
 
     def _check_key(self, local: Checkpoint) -> None:
         key = self.options.key

@@ -234,6 +234,8 @@ def _automatic(observation: Observation) -> Method:
         has_samples=path is not None and path.samples is not None,
         can_replay=path is not None and path.replay is not None,
         can_make_clients=observation.replayed_clients is not None,
+        alone=observation.replayed_clients is not None and observation.replayed_clients.own is not None,
+        scaled=observation.clipping is not None,
     )
 
 

@@ -35,6 +35,7 @@ def best_method(
     has_samples: bool,
     can_replay: bool,
     can_make_clients: bool,
+    alone: bool = False,
     scaled: bool = False,
 ) -> Method:
     """`regression` for one step of a trained model, `replay` for several steps, `gls` for the rest.
@@ -50,6 +51,7 @@ def best_method(
     has_samples : whether the samples' own logits are known too
     can_replay : whether the client's training can be replayed, as `gls` does for several steps, in seconds
     can_make_clients : whether `replay` can make up clients, in a minute at most
+    alone : whether those serve one client alone, so that they are few: then `gls` knows as much of few steps
     scaled : whether the update was clipped, and made-up clients can be as well
     """
     if residuals is None or not has_bias:
@@ -61,11 +63,11 @@ def best_method(
         return RLU
     model = ResidualModel([(1.0, residuals)], training)
     if training.steps > 1:
-        if can_make_clients and no_replay(counts, training) is None:
+        many, trained = training.steps > BOUNDED_STEPS, foreseen_error(model) > _TRAINED
+        if can_make_clients and no_replay(counts, training) is None and (many or not alone):
             return REPLAY
         if not can_replay:
             return RLU
-        many, trained = training.steps > BOUNDED_STEPS, foreseen_error(model) > _TRAINED
         return RLU if many and trained else GLS
     if not has_samples or no_regression(counts, training) is not None:
         return GLS

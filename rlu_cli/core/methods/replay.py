@@ -118,8 +118,11 @@ def solve(problem: Problem) -> Estimate:
     so that what clipping hides they don't know either. Where its factor was estimated, and the update divided
     by it, so are theirs, by estimates that miss as far.
 
-    Assumptions: auxiliary samples like the client's; optimiser and steps known, no gradients from outside
-    (Scaffold, FedDyn, FedDC). Uses both models' logits, ΔW, Δb, the auxiliary images and the network.
+    Where a scheme adds gradients of the client's own (Scaffold, FedDyn, FedDC), its replays serve nobody
+    else, and are twenty to forty.
+
+    Assumptions: auxiliary samples like the client's; optimiser and steps known. Uses both models' logits, ΔW,
+    Δb, the auxiliary images and the network.
     Source: regression for simulators (Beaumont et al. 2002; Papamakarios & Murray 2016).
     """
     observation = problem.observation
