@@ -149,9 +149,9 @@ def test_few_images_and_searches_are_for_rlu() -> None:
 def test_replays_that_take_too_long_are_not_begun(monkeypatch: pytest.MonkeyPatch) -> None:
     flags = ["recover", *sample("trained_m10"), *QUICK]
     assert call(*flags).document["method"] == "replay"
-    monkeypatch.setattr("rlu_cli.audit.auditor._REPLAY_COST", 1e8)
+    monkeypatch.setattr("rlu_cli.audit.observer._REPLAY_COST", 1e8)
     assert call(*flags).document["method"] == "replay"
-    monkeypatch.setattr("rlu_cli.audit.auditor._SHARED_REPLAY_COST", 1e8)
+    monkeypatch.setattr("rlu_cli.audit.observer._SHARED_REPLAY_COST", 1e8)
     assert call(*flags).document["method"] == "rlu"
 
 

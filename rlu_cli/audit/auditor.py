@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache, cached_property, partial
 from pathlib import Path
@@ -10,7 +10,6 @@ from typing import Any
 
 from rlu_cli.audit.annotations import Annotations, whole
 from rlu_cli.audit.client_round import ClientRound, OpenedRound, recovered
-from rlu_cli.audit.clipping import Clipped, clip_factor, clipped_norm
 from rlu_cli.audit.description import check_described_alike, describe_model
 from rlu_cli.audit.devices import choose_device
 from rlu_cli.audit.given_logits import GivenLogits
@@ -19,8 +18,8 @@ from rlu_cli.audit.image_source import ImageSource
 from rlu_cli.audit.learning_rate import with_estimated_rate
 from rlu_cli.audit.local_model import layer_head, open_local
 from rlu_cli.audit.measurements import Measurements
-from rlu_cli.audit.memory import bytes_to_keep
 from rlu_cli.audit.network import check_finite
+from rlu_cli.audit.observer import Observer
 from rlu_cli.audit.options import (
     AuxOptions,
     HistoryOptions,
@@ -32,8 +31,6 @@ from rlu_cli.audit.options import (
 from rlu_cli.audit.progress import Reporter, silent
 from rlu_cli.audit.reading import Reading
 from rlu_cli.audit.replay import with_training
-from rlu_cli.audit.replayed_clients import ReplayedClients
-from rlu_cli.audit.seen_noise import with_seen_noise
 from rlu_cli.audit.source import Measurement, Source
 from rlu_cli.audit.statistics_file import StoredStatistics, read_statistics
 from rlu_cli.audit.stored_options import options_beside
@@ -41,10 +38,8 @@ from rlu_cli.audit.training import resolve_training
 from rlu_cli.audit.updates import update_kind
 from rlu_cli.core.checks import check_sign
 from rlu_cli.core.gradients import normalised_update
-from rlu_cli.core.methods import AUTO, METHODS, Method, best_method, get_method
-from rlu_cli.core.methods.base import check_optimizer
-from rlu_cli.core.types import Clipping, FloatArray, Head, LocalTraining, ModelStatistics, Note, Observation
-from rlu_cli.core.unit_direction import stands_for_bias
+from rlu_cli.core.methods import Method
+from rlu_cli.core.types import FloatArray, Head, LocalTraining, ModelStatistics, Note, Observation
 from rlu_cli.core.variates import STATEFUL
 from rlu_cli.errors import MismatchError, UsageError
 from rlu_cli.files.checkpoint import Checkpoint, read_checkpoint
@@ -52,16 +47,6 @@ from rlu_cli.files.hashing import sha256_file
 from rlu_cli.files.metadata import read_sidecar
 from rlu_cli.files.model_config import read_config
 from rlu_cli.files.state_dict import join_weight_norm
-
-_REPLAY_COST = 5e10
-"""Floating-point operations that --method auto is ready to spend on a replay for `gls`, which makes four a
-client: seconds of a small processor's time."""
-
-_SHARED_REPLAY_COST = 4e11
-"""The same for `replay`, which makes twenty of that size for all clients of a global model: two minutes."""
-
-_OWN_REPLAY_COST = 2e10
-"""The same where it makes twenty for each client alone."""
 
 
 class Auditor:
@@ -143,7 +128,14 @@ class Auditor:
             has_samples=aux is not None or logits.aux_logits is not None,
             head=lambda: self.head,
         )
-        self._makers: dict[tuple[int | None, float | Clipping], ReplayedClients] = {}
+        self._observer = Observer(
+            self.source,
+            self.measured,
+            self.run,
+            reference=self.reference,
+            named=self._named,
+            head_name=lambda: self.head_name,
+        )
 
     def _read(self, path: Path, *, alone: bool = False) -> Checkpoint:
         """A checkpoint, under the key asked for; of two files, one may hold its weights plainly."""
@@ -197,11 +189,6 @@ class Auditor:
             name for name, source in sources.items() if source == "flag" and not getattr(self._asked, name)
         ]
         return {**sources, **dict.fromkeys(taken, "stats")}
-
-    @cached_property
-    def _kept_bytes(self) -> int:
-        """Memory for what would be made again; the same for all clients, who share it."""
-        return bytes_to_keep(self.run.device)
 
     @property
     def statistics(self) -> ModelStatistics:
@@ -273,12 +260,12 @@ class Auditor:
         sent = Reading(
             opened, record, constant=constant, whole_constant=cache(partial(self._whole_constant, *of))
         )
-        read = self._readings(sent, methods)
+        read = self._observer.readings(sent, methods)
         chosen = [method for method, _ in read]
         methods_of: dict[Reading, list[Method]] = {}
         for method, reading in read:
             methods_of.setdefault(reading, []).append(method)
-        observed = {reading: self._observe(reading, those) for reading, those in methods_of.items()}
+        observed = {reading: self._observer.observe(reading, those) for reading, those in methods_of.items()}
         observations = [observed[reading][0] for _, reading in read]
         if record.lr_unknown:  # then all methods read alike
             training, note = self._estimated_rate(*observed[read[0][1]])
@@ -300,116 +287,6 @@ class Auditor:
             report=self._reporter if slow else silent,
         )
 
-    def _readings(self, sent: Reading, names: Sequence[str]) -> list[tuple[Method, Reading]]:
-        """Each method, and the update as it is to read it: the same for all, unless it was clipped."""
-        training = sent.record.training
-        start = self.measured.start(training.batch_size)
-
-        def method_for(name: str, reading: Reading) -> Method:
-            if name != AUTO:
-                return get_method(name)
-            noise = reading.record.noise_std
-            return self._best(reading, has_bias=stands_for_bias(reading.opened.head, start, noise))
-
-        clipped = self._clipped(sent)
-        whole = with_seen_noise(sent if clipped is None else clipped.whole(sent), start)
-        simulated = None
-        if clipped is not None and not clipped.sharp and not sent.record.lr_unknown:
-            simulated = clipped.simulated(with_seen_noise(sent, start))
-        found = []
-        for name in names:
-            method, reading = method_for(name, simulated or whole), simulated or whole
-            if simulated is not None and not self._learns_from_clipped(method, simulated):
-                method, reading = method_for(name, whole), whole
-            check_optimizer(method, training)
-            found.append((method, reading))
-        return found
-
-    def _learns_from_clipped(self, method: Method, reading: Reading) -> bool:
-        """Whether a method learns from clients that it makes up for such training."""
-        training = reading.record.training
-        counts = self.measured.start(training.batch_size).moments.counts
-        if method.out_of_scope is None or method.out_of_scope(counts, training) is not None:
-            return False
-        return not method.needs_replayed_clients or self._replayed_clients(reading) is not None
-
-    def _observe(
-        self, reading: Reading, methods: Sequence[Method]
-    ) -> tuple[Observation, Checkpoint, Measurement | None]:
-        """What these methods need to know of a client; its whole model, if they do, and what that does."""
-        opened, record = reading.opened, reading.record
-        training = record.training
-        needs_end = any(method.needs_end(training) for method in methods) or (
-            record.lr_unknown and training.steps > 1
-        )
-        model = opened.weights() if needs_end else opened.stored
-        end = self.measured.end(model, training.batch_size) if needs_end else None
-        observation = Observation(
-            update=opened.update,
-            head=opened.head,
-            training=training,
-            start=self.measured.start(training.batch_size),
-            end=None if end is None else end.statistics,
-            residuals=self.measured.residuals(
-                end,
-                model,
-                training,
-                noise_std=record.noise_std,
-                needs_samples=any(method.needs_samples for method in methods),
-                constant=None if end is None else reading.whole_constant(),
-            )
-            if any(method.needs_residuals for method in methods)
-            else None,
-            constant_gradient=reading.constant,
-            rounding=opened.rounding,
-            noise_std=record.noise_std,
-            noise_told=reading.noise_told,
-            replayed_update=self._replayed_update(training)
-            if any(method.needs_update_replays for method in methods)
-            else None,
-            replayed_clients=self._replayed_clients(reading)
-            if any(method.needs_replayed_clients for method in methods)
-            else None,
-            fits=self.measured.kept_fits(training.batch_size),
-            scaled=reading.scaled,
-            clipping=reading.clipping,
-            notes=reading.notes,
-            samples=self.run.samples,
-            search_iterations=self.run.search_iterations,
-            kept_bytes=self._kept_bytes,
-            seed=self.run.seed,
-            device=self.run.device,
-        )
-        return observation, model, end
-
-    def _clipped(self, sent: Reading) -> Clipped | None:
-        """How an update was clipped, None where it wasn't."""
-        opened, record = sent.opened, sent.record
-        if record.clip is None:
-            return None
-        whole, before = opened.weights(), self._named(self.reference)
-        norm = clipped_norm(whole, before, clip=record.clip, noise_std=record.noise_std)
-        if norm is None:
-            return None
-        training = record.training
-        found = None
-        steady = training.optimizer == "sgd" and not record.lr_unknown
-        if steady and self.measured.has_samples and (training.steps == 1 or self.source.reads_weights):
-            end = self.measured.end(whole, training.batch_size) if training.steps > 1 else None
-            observation = Observation(
-                update=opened.update,
-                head=opened.head,
-                training=training,
-                start=self.measured.start(training.batch_size),
-                end=None if end is None else end.statistics,
-                constant_gradient=sent.constant,
-                noise_std=record.noise_std,
-                seed=self.run.seed,
-            )
-            samples = self.measured.measured_start(training.batch_size).activations
-            found = clip_factor(observation, samples, None if end is None else end.activations)
-        return Clipped(norm, record.clip, found, self.head_name)
-
     def _estimated_rate(
         self, observation: Observation, local: Checkpoint, end: Measurement | None
     ) -> tuple[LocalTraining, Note]:
@@ -420,58 +297,6 @@ class Auditor:
             return with_estimated_rate(observation, samples, None, None)
         replay = self.source.replay(local, training, self.source.effective_batch(training.batch_size))
         return with_estimated_rate(observation, samples, end.activations, replay)
-
-    def _replayed_update(self, training: LocalTraining) -> Callable[[FloatArray, int], Head | None] | None:
-        """What a client's training makes of a class mix, None where it can't be replayed."""
-        effective = self.source.effective_batch(training.batch_size)
-        replay = self.source.replay(self.reference, training, effective)  # whose end doesn't matter
-        return None if replay is None else replay.update
-
-    def _replayed_clients(self, reading: Reading) -> ReplayedClients | None:
-        """What makes up clients from the global model on, None where training can't be replayed."""
-        training, noise_std = reading.record.training, reading.record.noise_std
-        effective = self.source.effective_batch(training.batch_size)
-        key = (effective, noise_std if reading.clipping is None else reading.clipping)
-        alone = training.scheme in STATEFUL
-        if not alone and key in self._makers:
-            return self._makers[key]
-        constant = reading.whole_constant() if alone else None
-        base = self.source.replay(self.reference, training, effective, constant=constant)
-        if base is None:
-            return None
-        made = ReplayedClients(base, noise_std, reading.clipping)
-        if not alone:
-            self._makers[key] = made
-        return made
-
-    def _best(self, reading: Reading, *, has_bias: bool) -> Method:
-        """What ``auto`` stands for. It hangs on how clients train, not on their numbers."""
-        training = reading.record.training
-        if self.run.search_iterations and training.optimizer == "sgd":
-            return METHODS["rlu"]
-        start = self.measured.start(training.batch_size)
-        made = None
-        if training.steps > 1 or training.optimizer != "sgd":
-            made = self._clients_in_time(reading)
-        noisy = reading.record.noise_std > 0  # then embeddings are looked at too, which aren't stored
-        return best_method(
-            training,
-            has_bias=has_bias,
-            residuals=start.residuals,
-            has_samples=start.samples is not None and not (noisy and self.stored is not None),
-            can_replay=training.steps > 1 and self.source.replay_cost(training) <= _REPLAY_COST,
-            can_make_clients=made is not None,
-            alone=made is not None and made.own is not None,
-            scaled=reading.clipping is not None,
-        )
-
-    def _clients_in_time(self, reading: Reading) -> ReplayedClients | None:
-        """What makes up clients, where `replay` takes no longer with it than ``auto`` is ready to wait."""
-        made = self._replayed_clients(reading)
-        if made is None:
-            return None
-        most = _SHARED_REPLAY_COST if made.own is None else _OWN_REPLAY_COST
-        return made if made.cost(reading.record.training) <= most else None
 
     def _check_key(self, local: Checkpoint) -> None:
         key = self.options.key

@@ -49,7 +49,8 @@ class SizeModel:
     with x what is looked at of a client's weight update (`WEIGHT_FEATURES`), which scales with it. What a
     class mix makes of an update's direction hangs together with what it makes of its size. So one that was
     clipped, or made at another rate or by more steps than was told, is too small or too large for where it
-    points, whatever the mix. w and λ are those of the least error on clients left out.
+    points, whatever the mix. So is one of samples that the global model knows by heart. w and λ are those of
+    the least error on clients left out.
 
     Source: kernel ridge regression, left-out errors by the inverse.
     """
@@ -99,7 +100,8 @@ def size_notes(found: RelativeSize) -> tuple[Note, ...]:
         Note(
             "update-misscaled",
             f"the output layer's update is {factor:.2g} times as large as those of replays that point "
-            f"alike (95 %: {edges[0]:.2g} to {edges[1]:.2g}): {MISSCALED}",
+            f"alike (95 %: {edges[0]:.2g} to {edges[1]:.2g}): the model knew the client's samples by heart, "
+            f"or {MISSCALED}",
         ),
     )
 

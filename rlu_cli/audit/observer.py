@@ -1,0 +1,223 @@
+"""From one client's update to what the methods asked for may look at."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cached_property
+
+from rlu_cli.audit.clipping import Clipped, clip_factor, clipped_norm
+from rlu_cli.audit.measurements import Measurements
+from rlu_cli.audit.memory import bytes_to_keep
+from rlu_cli.audit.options import RunOptions
+from rlu_cli.audit.reading import Reading
+from rlu_cli.audit.replayed_clients import ReplayedClients
+from rlu_cli.audit.seen_noise import with_seen_noise
+from rlu_cli.audit.source import Measurement, Source
+from rlu_cli.core.methods import AUTO, METHODS, Method, best_method, get_method
+from rlu_cli.core.methods.base import check_optimizer
+from rlu_cli.core.types import Clipping, FloatArray, Head, LocalTraining, Observation
+from rlu_cli.core.unit_direction import stands_for_bias
+from rlu_cli.core.variates import STATEFUL
+from rlu_cli.files.checkpoint import Checkpoint
+
+_REPLAY_COST = 5e10
+"""Floating-point operations that --method auto is ready to spend on a replay for `gls`, which makes four a
+client: seconds of a small processor's time."""
+
+_SHARED_REPLAY_COST = 4e11
+"""The same for `replay`, which makes twenty of that size for all clients of a global model: two minutes."""
+
+_OWN_REPLAY_COST = 2e10
+"""The same where it makes twenty for each client alone."""
+
+
+class Observer:
+    """Chooses methods for the clients of a global model, and gathers what they need.
+
+    Parameters
+    ----------
+    reference : the global model
+    named : a checkpoint with its tensors by name
+    head_name : of the output layer's prefix, once it is known
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        measured: Measurements,
+        run: RunOptions,
+        *,
+        reference: Checkpoint,
+        named: Callable[[Checkpoint], Checkpoint],
+        head_name: Callable[[], str],
+    ) -> None:
+        self._source, self._measured, self._run = source, measured, run
+        self._reference, self._named, self._head_name = reference, named, head_name
+        self._makers: dict[tuple[int | None, float | Clipping], ReplayedClients] = {}
+
+    def readings(self, sent: Reading, names: Sequence[str]) -> list[tuple[Method, Reading]]:
+        """Each method, and the update as it is to read it: the same for all, unless it was clipped."""
+        training = sent.record.training
+        start = self._measured.start(training.batch_size)
+
+        def method_for(name: str, reading: Reading) -> Method:
+            if name != AUTO:
+                return get_method(name)
+            noise = reading.record.noise_std
+            return self._best(reading, has_bias=stands_for_bias(reading.opened.head, start, noise))
+
+        clipped = self._clipped(sent)
+        whole = with_seen_noise(sent if clipped is None else clipped.whole(sent), start)
+        simulated = None
+        if clipped is not None and not clipped.sharp and not sent.record.lr_unknown:
+            simulated = clipped.simulated(with_seen_noise(sent, start))
+        found = []
+        for name in names:
+            method, reading = method_for(name, simulated or whole), simulated or whole
+            if simulated is not None and not self._learns_from_clipped(method, simulated):
+                method, reading = method_for(name, whole), whole
+            check_optimizer(method, training)
+            found.append((method, reading))
+        return found
+
+    def _learns_from_clipped(self, method: Method, reading: Reading) -> bool:
+        """Whether a method learns from clients that it makes up for such training."""
+        training = reading.record.training
+        counts = self._measured.start(training.batch_size).moments.counts
+        if method.out_of_scope is None or method.out_of_scope(counts, training) is not None:
+            return False
+        return not method.needs_replayed_clients or self._replayed_clients(reading) is not None
+
+    def observe(
+        self, reading: Reading, methods: Sequence[Method]
+    ) -> tuple[Observation, Checkpoint, Measurement | None]:
+        """What these methods need to know of a client; its whole model, if they do, and what that does."""
+        opened, record = reading.opened, reading.record
+        training = record.training
+        needs_end = any(method.needs_end(training) for method in methods) or (
+            record.lr_unknown and training.steps > 1
+        )
+        model = opened.weights() if needs_end else opened.stored
+        end = self._measured.end(model, training.batch_size) if needs_end else None
+        observation = Observation(
+            update=opened.update,
+            head=opened.head,
+            training=training,
+            start=self._measured.start(training.batch_size),
+            end=None if end is None else end.statistics,
+            residuals=self._measured.residuals(
+                end,
+                model,
+                training,
+                noise_std=record.noise_std,
+                needs_samples=any(method.needs_samples for method in methods),
+                constant=None if end is None else reading.whole_constant(),
+            )
+            if any(method.needs_residuals for method in methods)
+            else None,
+            constant_gradient=reading.constant,
+            rounding=opened.rounding,
+            noise_std=record.noise_std,
+            noise_told=reading.noise_told,
+            replayed_update=self._replayed_update(training)
+            if any(method.needs_update_replays for method in methods)
+            else None,
+            replayed_clients=self._replayed_clients(reading)
+            if any(method.needs_replayed_clients for method in methods)
+            else None,
+            fits=self._measured.kept_fits(training.batch_size),
+            scaled=reading.scaled,
+            clipping=reading.clipping,
+            notes=reading.notes,
+            samples=self._run.samples,
+            search_iterations=self._run.search_iterations,
+            kept_bytes=self._kept_bytes,
+            seed=self._run.seed,
+            device=self._run.device,
+        )
+        return observation, model, end
+
+    def _clipped(self, sent: Reading) -> Clipped | None:
+        """How an update was clipped, None where it wasn't."""
+        opened, record = sent.opened, sent.record
+        if record.clip is None:
+            return None
+        whole, before = opened.weights(), self._named(self._reference)
+        norm = clipped_norm(whole, before, clip=record.clip, noise_std=record.noise_std)
+        if norm is None:
+            return None
+        training = record.training
+        found = None
+        steady = training.optimizer == "sgd" and not record.lr_unknown
+        if steady and self._measured.has_samples and (training.steps == 1 or self._source.reads_weights):
+            end = self._measured.end(whole, training.batch_size) if training.steps > 1 else None
+            observation = Observation(
+                update=opened.update,
+                head=opened.head,
+                training=training,
+                start=self._measured.start(training.batch_size),
+                end=None if end is None else end.statistics,
+                constant_gradient=sent.constant,
+                noise_std=record.noise_std,
+                seed=self._run.seed,
+            )
+            samples = self._measured.measured_start(training.batch_size).activations
+            found = clip_factor(observation, samples, None if end is None else end.activations)
+        return Clipped(norm, record.clip, found, self._head_name())
+
+    def _replayed_update(self, training: LocalTraining) -> Callable[[FloatArray, int], Head | None] | None:
+        """What a client's training makes of a class mix, None where it can't be replayed."""
+        effective = self._source.effective_batch(training.batch_size)
+        replay = self._source.replay(self._reference, training, effective)  # whose end doesn't matter
+        return None if replay is None else replay.update
+
+    def _replayed_clients(self, reading: Reading) -> ReplayedClients | None:
+        """What makes up clients from the global model on, None where training can't be replayed."""
+        training, noise_std = reading.record.training, reading.record.noise_std
+        effective = self._source.effective_batch(training.batch_size)
+        key = (effective, noise_std if reading.clipping is None else reading.clipping)
+        alone = training.scheme in STATEFUL
+        if not alone and key in self._makers:
+            return self._makers[key]
+        constant = reading.whole_constant() if alone else None
+        base = self._source.replay(self._reference, training, effective, constant=constant)
+        if base is None:
+            return None
+        made = ReplayedClients(base, noise_std, reading.clipping)
+        if not alone:
+            self._makers[key] = made
+        return made
+
+    def _best(self, reading: Reading, *, has_bias: bool) -> Method:
+        """What ``auto`` stands for. It hangs on how clients train, not on their numbers."""
+        training = reading.record.training
+        if self._run.search_iterations and training.optimizer == "sgd":
+            return METHODS["rlu"]
+        start = self._measured.start(training.batch_size)
+        made = None
+        if training.steps > 1 or training.optimizer != "sgd":
+            made = self._clients_in_time(reading)
+        noisy = reading.record.noise_std > 0  # then embeddings are looked at too, which aren't stored
+        return best_method(
+            training,
+            has_bias=has_bias,
+            residuals=start.residuals,
+            has_samples=start.samples is not None and not (noisy and self._measured.stored is not None),
+            can_replay=training.steps > 1 and self._source.replay_cost(training) <= _REPLAY_COST,
+            can_make_clients=made is not None,
+            alone=made is not None and made.own is not None,
+            scaled=reading.clipping is not None,
+        )
+
+    def _clients_in_time(self, reading: Reading) -> ReplayedClients | None:
+        """What makes up clients, where `replay` takes no longer with it than ``auto`` is ready to wait."""
+        made = self._replayed_clients(reading)
+        if made is None:
+            return None
+        most = _SHARED_REPLAY_COST if made.own is None else _OWN_REPLAY_COST
+        return made if made.cost(reading.record.training) <= most else None
+
+    @cached_property
+    def _kept_bytes(self) -> int:
+        """Memory for what would be made again; the same for all clients, who share it."""
+        return bytes_to_keep(self._run.device)
