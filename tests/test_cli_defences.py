@@ -200,3 +200,20 @@ def test_coarse_updates_are_seen(tmp_path: Path) -> None:
 @pytest.mark.parametrize("flag", [("--noise-std", -1), ("--clip", 0)])
 def test_values_out_of_range(flag: tuple[str, float]) -> None:
     assert flag[0] in call("recover", *sample("trained_m1"), *flag).refusal(2)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_archives_of_clipped_and_noisy_clients_need_no_flags(tmp_path: Path, optimizer: str) -> None:
+    """As differential privacy has it; no step of Adam tells a factor, and its size is no reason for doubt."""
+    federation = ["--data", "digits", "--clients", 4, "--rounds", 1, "--aux-per-class", 20]
+    trained = ["--optimizer", optimizer, "--lr", 0.002 if optimizer == "adam" else 0.05]
+    private = ["--clip", 0.1, "--noise-std", 1e-4]
+    root = tmp_path / "a"
+    flags = [*federation, *trained, "--batch-size", 16, "--steps", 6, *private, "-o", root]
+    assert call("simulate", *flags).code == 0
+    document = call("evaluate", "--archive", root, "--samples", 2000, "--method", "auto").document
+    pairs = [pair for pair in document["pairs"] if pair["method"] == "replay"]
+    assert len(pairs) == 4
+    assert all(set(pair["warnings"]) <= {"clip-simulated", "clip-estimated"} for pair in pairs)
+    assert any(pair["warnings"] for pair in pairs)
+    assert np.mean([pair["bounds_hold"] for pair in pairs]) >= 0.9
