@@ -27,8 +27,8 @@ client: seconds of a small processor's time."""
 _SHARED_REPLAY_COST = 4e11
 """The same for `replay`, which makes twenty of that size for all clients of a global model: two minutes."""
 
-_OWN_REPLAY_COST = 2e10
-"""The same where it makes twenty for each client alone."""
+_OWN_REPLAY_COST = 5e10
+"""The same where it makes twenty for each client alone: half a minute."""
 
 
 class Observer:
