@@ -124,6 +124,28 @@ def test_wrong_inputs_exceed_it() -> None:
     assert min(found["lr"] + found["order"]) > LIMIT
 
 
+@pytest.mark.parametrize("factor", [0.25, 0.1])
+def test_unknown_factors_are_tried(factor: float) -> None:
+    """A smaller update fits worse, and as ever once its size is left open; a wrong one still doesn't."""
+    plain, doubted, free, wrong = [], [], [], []
+    for seed in range(10):
+        w = world(seed, 0.05)
+        statistics, update = w.statistics(), w.update(w.rng.dirichlet(np.full(N, 0.5)))
+        assert update.bias is not None
+        smaller = HeadUpdate(factor * update.weight, factor * update.bias)
+        plain.append(of(update, statistics))
+        doubted.append(of(smaller, statistics))
+        found = misfit(smaller, TRAINING, statistics, None, 0.0, scaled=True)
+        turned = w.statistics(order=np.roll(np.arange(N), 3))
+        other = misfit(smaller, TRAINING, turned, None, 0.0, scaled=True)
+        assert found is not None and other is not None
+        free.append(found)
+        wrong.append(other)
+    assert np.median(doubted) > 1.5 * np.median(free)
+    assert max(free) < max(LIMIT, 1.2 * max(plain))
+    assert np.median(wrong) > LIMIT
+
+
 def test_numbering_of_the_outputs_does_not_matter() -> None:
     w = world(0, 0.05)
     update, order = w.update(np.full(N, 1 / N)), np.random.default_rng(1).permutation(N)
