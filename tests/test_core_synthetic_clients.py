@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import torch
 from core_cases import random_head, statistics_of
 from hypothesis import given, settings
@@ -68,7 +69,7 @@ def test_features_are_those_of_a_step_of_torchs_sgd() -> None:
 def test_features_follow_from_the_counts_where_samples_are_alike() -> None:
     made = simulator(alike=True)
     clients = made.draw(700)
-    plain, bias = made._plain[::20], made._bias
+    plain, bias = made._means, made._bias
     own = torch.stack([sample_features(plain[n : n + 1], bias, torch.tensor([n]), 1)[0] for n in range(N)])
     expected = torch.from_numpy(clients.counts / 16).float() @ own
     torch.testing.assert_close(clients.features, expected, atol=1e-5, rtol=1e-4)
@@ -110,6 +111,20 @@ def test_groups_weigh_the_auxiliary_samples_differently() -> None:
     means = [float(made._features(np.tile([50, 0], (60, 1)), rng)[:, 0].mean()) for _ in range(300)]
     residual = softmax(logits[labels == 0])[:, 1]  # r_0 of class 0
     assert 0.6 < np.var(means) / (np.var(residual) / (K + 1)) < 1.6
+
+
+@pytest.mark.parametrize(("each", "wide", "narrow"), [(8, 1.45, 0.8), (400, 1.1, 0.92)])
+def test_few_samples_may_be_wider_apart(each: int, wide: float, narrow: float) -> None:
+    """Clients of one sample show its logits, r ⊗ q over r: their spread differs from group to group."""
+    labels = np.repeat([0, 1], each)
+    logits = np.random.default_rng(4).normal(size=(2 * each, 2)) + 2 * np.eye(2)[labels]
+    made = ClientSimulator(Activations(logits, None, labels), np.zeros(2), 1, seed=0).draw(80 * 400)
+    q = (made.features[:, 2:4] / made.features[:, :1]).numpy().reshape(80, 400, 2)
+    own = made.counts.reshape(80, 400, 2)[:, :, 0] > 0
+    spreads = np.array([q[group, own[group], 0].std() for group in range(80)])
+    spreads /= np.median(spreads)
+    assert (np.quantile(spreads, 0.9) > wide) == (each == 8)
+    assert (np.quantile(spreads, 0.1) < narrow) == (each == 8)
 
 
 def test_smoothing_is_silvermans() -> None:

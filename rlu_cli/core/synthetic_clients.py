@@ -97,7 +97,9 @@ class ClientSimulator:
     the class, with logits q + h F_nᵀ ξ, where F_nᵀ F_n is the class's covariance, ξ standard normal and h
     `bandwidth`'s. The auxiliary samples are themselves but a draw, so every 400 clients choose among them
     with weights of their own, uniform on the simplex (the Bayesian bootstrap, Rubin 1981): what is learnt
-    over many such groups doesn't lean on single samples.
+    over many such groups doesn't lean on single samples. No weights lead beyond the farthest of them, so the
+    samples' distances from their class's mean are multiplied by a number s of the group and class, with
+    (K − 1)/s² ~ χ² of K − 1 degrees of freedom: as far as K samples know how wide a normal law is.
 
     Parameters
     ----------
@@ -138,7 +140,11 @@ class ClientSimulator:
         smooth = np.empty((N, _NOISES, P), dtype=np.float32)
         for n, rows in enumerate(np.split(plain, self._ends[:-1])):
             smooth[n] = smoothing(rows, bandwidth(len(rows), P), _NOISES, rng)
-        self._plain = torch.from_numpy(plain.astype(np.float32))
+        sizes = np.diff(self._ends, prepend=0)
+        self._freedom = np.maximum(sizes - 1, 1)
+        means = np.stack([rows.mean(axis=0) for rows in np.split(plain, self._ends[:-1])])
+        self._means = torch.from_numpy(means.astype(np.float32))
+        self._apart = torch.from_numpy((plain - np.repeat(means, sizes, axis=0)).astype(np.float32))
         self._noise = torch.from_numpy(smooth.reshape(N * _NOISES, P))
 
     def draw(self, clients: int) -> SyntheticClients:
@@ -186,8 +192,10 @@ class ClientSimulator:
             picked = np.searchsorted(weights, rng.random(len(place)) * weights[-1], side="right")
             chosen[place] = end - size + np.minimum(picked, size - 1)
         noise = labels * _NOISES + rng.integers(0, _NOISES, len(labels))
-        plain = self._plain[torch.from_numpy(chosen)] + self._noise[torch.from_numpy(noise)]
-        return sample_features(plain, self._bias, torch.from_numpy(labels), group)
+        wide = torch.from_numpy(np.sqrt(self._freedom / rng.chisquare(self._freedom)).astype(np.float32))
+        apart = self._apart[torch.from_numpy(chosen)] + self._noise[torch.from_numpy(noise)]
+        of = torch.from_numpy(labels)
+        return sample_features(self._means[of] + wide[of, None] * apart, self._bias, of, group)
 
 
 def draw_mixes(clients: int, num_classes: int, rng: np.random.Generator) -> FloatArray:
