@@ -78,7 +78,7 @@ MODEL = SizeModel(replays())
 
 @pytest.mark.parametrize(
     ("logarithm", "deviation", "right"),
-    [(0.2, 0.01, True), (-0.24, 0.01, False), (-0.8, 0.2, True), (-1.0, 0.2, False), (1.0, 0.2, False)],
+    [(0.24, 0.01, True), (-0.26, 0.01, False), (-0.9, 0.2, True), (-1.1, 0.2, False), (1.1, 0.2, False)],
 )
 def test_what_is_too_small_or_too_large(logarithm: float, deviation: float, right: bool) -> None:
     notes = size_notes(RelativeSize(logarithm, deviation))

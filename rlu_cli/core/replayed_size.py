@@ -17,7 +17,7 @@ _WIDTHS = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
 
 _RIDGES = (1e-3, 1e-2, 1e-1, 1.0)
 
-_FARTHEST = 4.5
+_FARTHEST = 5.0
 """Standard deviations of left-out clients' errors that a size may be off."""
 
 _LEAST = 0.05
