@@ -18,6 +18,10 @@ Arrays = Mapping[str, NDArray[Any]]
 
 T = TypeVar("T")
 
+_MOST = 16
+"""Fits of a kind to one global model that stay in memory, the last used: those of `replay` are tens of
+megabytes each, and where rates are estimated or schemes remember every client has one of its own."""
+
 
 class FitStore(Protocol):
     """Keeps fits to one global model between runs, by all else that they follow from, as JSON values."""
@@ -60,15 +64,18 @@ class Fits(Generic[T]):
         facts = {"fit": self._kind, **values}
         key = json.dumps(facts, sort_keys=True)
         known = self._known.setdefault(observation.start, {})
-        if key not in known:
+        fit = known.pop(key, None)
+        if fit is None:
             store = observation.fits
             fit = None if store is None else store.read(facts, unpack)
             if fit is None:
                 fit = make()
                 if store is not None:
                     store.write(facts, self._pack(fit))
-            known[key] = fit
-        return known[key]
+        known[key] = fit  # the last
+        if len(known) > _MOST:
+            del known[next(iter(known))]
+        return fit
 
 
 def checked(arrays: Arrays, name: str, shape: tuple[int | None, ...]) -> FloatArray:
