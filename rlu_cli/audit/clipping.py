@@ -145,10 +145,12 @@ class Clipped:
 
     @property
     def _said(self) -> str:
-        return (
-            f"the update's norm is {self.norm:.3g}, as much as clipping to {self.clip:g} lets it be: it was "
-            "scaled down"
-        )
+        reached = f"as much as clipping to {self.clip:g} lets it be: it was scaled down"
+        if self.norm < self.clip * (1 - _SLACK):
+            reached = (
+                f"and within its noise as much as clipping to {self.clip:g} lets it be: it was scaled down"
+            )
+        return f"the update's norm is {self.norm:.3g}, {reached}"
 
     @property
     def _estimated(self) -> str:
