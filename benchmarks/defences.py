@@ -91,12 +91,11 @@ def measure(
 ) -> Iterator[Row]:
     """Scores of every client of one round, under every defence, told of it and not, by each method."""
     with simulated(images, f"{model}, m = {steps}", seed) as root:
-        trained_clients = list(clients(root))[: FEW if steps > 1 else None]
-        norms = [float(update_of(trained).norm()) for _, trained, _ in trained_clients]
-        median = float(np.median(norms))
-        for index, (line, trained, auditor) in enumerate(trained_clients):
-            sent = read_checkpoint(trained)
-            reference = read_checkpoint(trained.with_name("global.safetensors"))
+        few = list(clients(root))[: FEW if steps > 1 else None]
+        reference = read_checkpoint(few[0][1].with_name("global.safetensors"))
+        trained = [read_checkpoint(path) for _, path, _ in few]
+        median = float(np.median([float(update_of(sent, reference).norm()) for sent in trained]))
+        for index, ((line, _, auditor), sent) in enumerate(zip(few, trained, strict=True)):
             local = root / "defended.safetensors"
             truth = np.array(line.counts)
             for name in defences:
@@ -125,8 +124,8 @@ def defend(
 ) -> None:
     """Write what a client sends whose update is ``sent`` − ``reference``."""
     names = list(sent.tensors)
-    before = _flat(reference, names)
-    after = before + defence.apply(_flat(sent, names) - before, torch.Generator().manual_seed(seed))
+    change = defence.apply(update_of(sent, reference), torch.Generator().manual_seed(seed))
+    after = _flat(reference, names) + change
     parts = torch.split(after, [sent.tensors[name].numel() for name in names])
     tensors = {name: part.reshape(sent.tensors[name].shape) for name, part in zip(names, parts, strict=True)}
     values = asdict(defence)
@@ -134,9 +133,8 @@ def defend(
     save_model(path, tensors, {**sent.metadata, **known})
 
 
-def update_of(trained: Path) -> Tensor:
+def update_of(sent: Checkpoint, reference: Checkpoint) -> Tensor:
     """A client's whole update, flat."""
-    sent, reference = read_checkpoint(trained), read_checkpoint(trained.with_name("global.safetensors"))
     names = list(sent.tensors)
     return _flat(sent, names) - _flat(reference, names)
 

@@ -44,11 +44,9 @@ def measure(images: ImageSet, regime: str, seed: int) -> Iterator[Row]:
     """The size found of every client's update, as it is and made smaller."""
     with simulated(images, regime, seed) as root:
         for line, trained, auditor in clients(root):
-            sent, reference = (
-                read_checkpoint(trained),
-                read_checkpoint(trained.with_name("global.safetensors")),
-            )
-            norm, truth = float(update_of(trained).norm()), np.array(line.counts)
+            sent = read_checkpoint(trained)
+            reference = read_checkpoint(trained.with_name("global.safetensors"))
+            norm, truth = float(update_of(sent, reference).norm()), np.array(line.counts)
             for factor in FACTORS:
                 local = root / "smaller.safetensors"
                 defence = Defence(clip=factor * norm) if factor < 1 else Defence()

@@ -12,7 +12,6 @@ something to remember. Prints Markdown; writes every pair's scores to results/sc
 
 from __future__ import annotations
 
-import argparse
 import tempfile
 from collections.abc import Mapping
 from itertools import product
@@ -27,6 +26,7 @@ from common import (
     machine,
     markdown,
     mean_sd,
+    seeds_parser,
     write_ndjson,
 )
 from regimes import bounds, few
@@ -57,13 +57,11 @@ ASKED = (("right", "rlu"), ("right", "auto"), ("plain", "rlu"))
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seeds", type=int, default=2)
-    parser.add_argument("--first-seed", type=int, default=0)
+    parser = seeds_parser(__doc__, results="schemes.ndjson")
+    parser.set_defaults(seeds=2)
     parser.add_argument("--epochs", action="store_true", help="five epochs instead of one or ten steps")
     parser.add_argument("--only", action="append", choices=SCHEMES, help="a scheme; may be repeated")
     parser.add_argument("--stage", action="append", choices=STAGES, help="may be repeated; default: all")
-    parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "schemes.ndjson")
     arguments = parser.parse_args()
     images = open_dataset("fashion-mnist")
     stages = {stage: STAGES[stage] for stage in arguments.stage or STAGES}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cached_property
 
 from rlu_cli.audit.clipping import Clipped, clip_factor, clipped_norm
@@ -99,12 +100,9 @@ class Observer:
         )
         model = opened.weights() if needs_end else opened.stored
         end = self._measured.end(model, training.batch_size) if needs_end else None
-        observation = Observation(
-            update=opened.update,
-            head=opened.head,
-            training=training,
-            start=self._measured.start(training.batch_size),
-            end=None if end is None else end.statistics,
+        start = self._measured.start(training.batch_size)
+        observation = replace(
+            reading.observation(start, None if end is None else end.statistics),
             residuals=self._measured.residuals(
                 end,
                 model,
@@ -115,10 +113,6 @@ class Observer:
             )
             if any(method.needs_residuals for method in methods)
             else None,
-            constant_gradient=reading.constant,
-            rounding=opened.rounding,
-            noise_std=record.noise_std,
-            noise_told=reading.noise_told,
             replayed_update=self._replayed_update(training)
             if any(method.needs_update_replays for method in methods)
             else None,
@@ -126,9 +120,6 @@ class Observer:
             if any(method.needs_replayed_clients for method in methods)
             else None,
             fits=self._measured.kept_fits(training.batch_size),
-            scaled=reading.scaled,
-            clipping=reading.clipping,
-            notes=reading.notes,
             samples=self._run.samples,
             search_iterations=self._run.search_iterations,
             kept_bytes=self._kept_bytes,
@@ -151,18 +142,12 @@ class Observer:
         steady = training.optimizer == "sgd" and not record.lr_unknown
         if steady and self._measured.has_samples and (training.steps == 1 or self._source.reads_weights):
             end = self._measured.end(whole, training.batch_size) if training.steps > 1 else None
-            observation = Observation(
-                update=opened.update,
-                head=opened.head,
-                training=training,
-                start=self._measured.start(training.batch_size),
-                end=None if end is None else end.statistics,
-                constant_gradient=sent.constant,
-                noise_std=record.noise_std,
-                seed=self._run.seed,
-            )
+            start = self._measured.start(training.batch_size)
+            observation = sent.observation(start, None if end is None else end.statistics)
             samples = self._measured.measured_start(training.batch_size).activations
-            found = clip_factor(observation, samples, None if end is None else end.activations)
+            found = clip_factor(
+                replace(observation, seed=self._run.seed), samples, None if end is None else end.activations
+            )
         return Clipped(norm, record.clip, found, self._head_name())
 
     def _replayed_update(self, training: LocalTraining) -> Callable[[FloatArray, int], Head | None] | None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from rlu_cli.audit.local_model import LocalModel
 from rlu_cli.audit.training import TrainingRecord
-from rlu_cli.core.types import Clipping, FloatArray, Head, Note
+from rlu_cli.core.types import Clipping, FloatArray, Head, ModelStatistics, Note, Observation
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,6 +31,23 @@ class Reading:
     constant: Head | None = None
     whole_constant: Callable[[], FloatArray | None] = lambda: None
     notes: tuple[Note, ...] = ()
+
+    def observation(self, start: ModelStatistics, end: ModelStatistics | None = None) -> Observation:
+        """What methods may look at of it, with both models' statistics."""
+        return Observation(
+            update=self.opened.update,
+            head=self.opened.head,
+            training=self.record.training,
+            start=start,
+            end=end,
+            constant_gradient=self.constant,
+            rounding=self.opened.rounding,
+            noise_std=self.record.noise_std,
+            noise_told=self.noise_told,
+            scaled=self.scaled,
+            clipping=self.clipping,
+            notes=self.notes,
+        )
 
     def noting(self, *notes: Note) -> Reading:
         """With more to be said of it."""

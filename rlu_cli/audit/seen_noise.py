@@ -7,7 +7,7 @@ from dataclasses import replace
 from rlu_cli.audit.reading import Reading
 from rlu_cli.core.coarse import check_coarse, storage_resolution
 from rlu_cli.core.noise import unexplained_noise
-from rlu_cli.core.types import ModelStatistics, Note, Observation
+from rlu_cli.core.types import ModelStatistics, Note
 
 
 def with_seen_noise(reading: Reading, start: ModelStatistics) -> Reading:
@@ -22,14 +22,7 @@ def with_seen_noise(reading: Reading, start: ModelStatistics) -> Reading:
     record = reading.record
     if record.noise_std or record.lr_unknown:
         return reading
-    observation = Observation(
-        update=reading.opened.update,
-        head=reading.opened.head,
-        training=record.training,
-        start=start,
-        constant_gradient=reading.constant,
-        rounding=reading.opened.rounding,
-    )
+    observation = reading.observation(start)
     found = unexplained_noise(observation)
     if not found:
         return reading
