@@ -16,6 +16,7 @@ from rlu_cli.audit.logits_file import LOCAL, LogitsFile, as_tensors, read_logits
 from rlu_cli.audit.network import read_head
 from rlu_cli.audit.options import LogitsOptions, ModelOptions
 from rlu_cli.audit.replay import Replay
+from rlu_cli.core.dense_layers import DenseTail
 from rlu_cli.core.types import Activations, FloatArray, LocalTraining, Note
 from rlu_cli.errors import MismatchError, UsageError
 from rlu_cli.files.checkpoint import Checkpoint
@@ -165,6 +166,10 @@ class GivenLogits:
     def parameters(self, checkpoint: Checkpoint) -> FloatArray:
         """None are known."""
         raise MismatchError("expected a network, found logits alone")
+
+    def dense_tail(self, local: Checkpoint) -> DenseTail | None:
+        """None: the samples' inputs to other layers than the head are unknown."""
+        return None
 
     def replay_cost(self, training: LocalTraining) -> float:
         """Infinite."""

@@ -20,12 +20,14 @@ from rlu_cli.audit.auxiliary import (
     reading,
     scan_auxiliary,
 )
+from rlu_cli.audit.dense_tail import DenseLayers, find_dense_layers
 from rlu_cli.audit.description import ModelDescription
 from rlu_cli.audit.network import Network, build_network, choose_spec
 from rlu_cli.audit.options import AuxOptions, ModelOptions, RunOptions
 from rlu_cli.audit.probe import batch_that_matters, probe
 from rlu_cli.audit.progress import Reporter, Update
 from rlu_cli.audit.replay import Replay, replay_nodes
+from rlu_cli.core.dense_layers import DenseTail
 from rlu_cli.core.types import Activations, FloatArray, LocalTraining, Note
 from rlu_cli.core.variates import STATEFUL
 from rlu_cli.errors import MismatchError, NotInstalledError, UsageError
@@ -253,6 +255,18 @@ class ImageSource:
             along=along,
             constant=None if constant is None else self._layout.split(torch.from_numpy(constant).float()),
         )
+
+    def dense_tail(self, local: Checkpoint) -> DenseTail | None:
+        """The dense layers before the head, found in a pass over the images, with a client's update."""
+        layers = self._dense_layers
+        return None if layers is None else layers.tail(self.network, self.reference, local)
+
+    @cached_property
+    def _dense_layers(self) -> DenseLayers | None:
+        def run() -> None:
+            self._pass(self.auxiliary.images, None, self.effective_batch(None))
+
+        return find_dense_layers(self.network, run)
 
     @cached_property
     def _layout(self) -> Layout:

@@ -14,8 +14,10 @@ from rlu_cli.audit.reading import Reading
 from rlu_cli.audit.replayed_clients import ReplayedClients
 from rlu_cli.audit.seen_noise import with_seen_noise
 from rlu_cli.audit.source import Measurement, Source
+from rlu_cli.core.dense_layers import DenseTail
 from rlu_cli.core.methods import AUTO, METHODS, Method, best_method, get_method
 from rlu_cli.core.methods.base import check_optimizer
+from rlu_cli.core.methods.disaggregation import out_of_scope
 from rlu_cli.core.types import Clipping, FloatArray, Head, LocalTraining, Observation
 from rlu_cli.core.unit_direction import stands_for_bias
 from rlu_cli.core.variates import STATEFUL
@@ -85,6 +87,8 @@ class Observer:
         """Whether a method learns from clients that it makes up for such training."""
         training = reading.record.training
         counts = self._measured.start(training.batch_size).moments.counts
+        if method.needs_dense:  # a sample's own inputs tell the scale
+            return True
         if method.out_of_scope is None or method.out_of_scope(counts, training) is not None:
             return False
         return not method.needs_replayed_clients or self._replayed_clients(reading) is not None
@@ -119,6 +123,7 @@ class Observer:
             replayed_clients=self._replayed_clients(reading)
             if any(method.needs_replayed_clients for method in methods)
             else None,
+            dense=self._dense(reading) if any(method.needs_dense for method in methods) else None,
             fits=self._measured.kept_fits(training.batch_size),
             samples=self._run.samples,
             search_iterations=self._run.search_iterations,
@@ -173,6 +178,15 @@ class Observer:
             self._makers[key] = made
         return made
 
+    def _dense(self, reading: Reading) -> DenseTail | None:
+        """The dense layers before the head, where their update is the exact gradient of one batch."""
+        record = reading.record
+        training = record.training
+        exact = training.steps == 1 and training.optimizer == "sgd" and training.scheme not in STATEFUL
+        if not exact or record.noise_std or not self._measured.has_samples:
+            return None
+        return self._source.dense_tail(reading.opened.weights())
+
     def _best(self, reading: Reading, *, has_bias: bool) -> Method:
         """What ``auto`` stands for. It hangs on how clients train, not on their numbers."""
         training = reading.record.training
@@ -190,6 +204,7 @@ class Observer:
             has_samples=start.samples is not None and not (noisy and self._measured.stored is not None),
             can_replay=training.steps > 1 and self._source.replay_cost(training) <= _REPLAY_COST,
             can_make_clients=made is not None,
+            separable=out_of_scope(self._dense(reading), training, start.num_classes) is None,
             alone=made is not None and made.own is not None,
             scaled=reading.clipping is not None,
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 METHOD_NAMES = (
     "rlu",
     "gls",
+    "disaggregation",
     "regression",
     "replay",
     "surrogate",

@@ -21,6 +21,7 @@ from rlu_cli.core.gradients import mean_gradient, normalised_update, without_dri
 from rlu_cli.core.methods import AUTO, Method, best_method, get_method
 from rlu_cli.core.methods.assumptions import assumption_notes, own_confidence
 from rlu_cli.core.methods.base import Problem, check_optimizer
+from rlu_cli.core.methods.disaggregation import out_of_scope
 from rlu_cli.core.misfit import misfit, motion
 from rlu_cli.core.noise import normalised_noise
 from rlu_cli.core.rounding import round_to_total
@@ -175,7 +176,7 @@ class _Prepared:
         found = (*observation.notes, *warnings)
         codes = {note.code for note in found}  # a check and a method may find the same
         misscaled = "update-misscaled" in codes | {note.code for note in estimate.warnings}
-        bounded = not misscaled and (estimate.any_size or not observation.scaled)
+        bounded = estimate.any_size or not (misscaled or observation.scaled)
         return Recovery(
             method=self.method.name,
             total=total,
@@ -234,6 +235,7 @@ def _automatic(observation: Observation) -> Method:
         has_samples=path is not None and path.samples is not None,
         can_replay=path is not None and path.replay is not None,
         can_make_clients=observation.replayed_clients is not None,
+        separable=out_of_scope(observation.dense, observation.training, observation.head.num_classes) is None,
         alone=observation.replayed_clients is not None and observation.replayed_clients.own is not None,
         scaled=observation.clipping is not None,
     )

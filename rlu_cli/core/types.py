@@ -20,6 +20,7 @@ from rlu_cli.errors import MismatchError
 
 if TYPE_CHECKING:
     from rlu_cli.core.client_views import ReplayClients
+    from rlu_cli.core.dense_layers import DenseTail
     from rlu_cli.core.fits import FitStore
     from rlu_cli.core.residuals import ResidualMoments, ResidualPath
     from rlu_cli.core.unit_direction import UnitDirection
@@ -246,6 +247,8 @@ class Observation:
     replayed_update : from proportions z, shape (N,), and the number of a draw to ΔW and Δb of a replayed
         training on such a mix, None where it diverges; for the methods that ask for it
     replayed_clients : replays training on class mixes and looks at the models too; likewise
+    dense : the dense layers before the head and their update; likewise, None where there are none or it isn't
+        exact
     fits : keeps what methods fit to the global model for the next run, if anything does
     scaled : whether the update was scaled down by an unknown factor; then bounds are those of methods alone
         that know of it (`Estimate.any_size`)
@@ -266,6 +269,7 @@ class Observation:
     noise_told: bool = True
     replayed_update: Callable[[FloatArray, int], Head | None] | None = None
     replayed_clients: ReplayClients | None = None
+    dense: DenseTail | None = None
     fits: FitStore | None = None
     scaled: bool = False
     clipping: Clipping | None = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from rlu_cli.core.methods.auto import AUTO, best_method
 from rlu_cli.core.methods.base import Capabilities, Method
 from rlu_cli.core.methods.dimitrov import DIMITROV
+from rlu_cli.core.methods.disaggregation import DISAGGREGATION
 from rlu_cli.core.methods.ebi import EBI
 from rlu_cli.core.methods.gls import GLS
 from rlu_cli.core.methods.gradinversion import GRADINVERSION
@@ -28,6 +29,7 @@ METHODS: dict[str, Method] = {
     for method in (
         RLU,
         GLS,
+        DISAGGREGATION,
         REGRESSION,
         REPLAY,
         SURROGATE,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from rlu_cli.core.methods.base import Method
+from rlu_cli.core.methods.disaggregation import DISAGGREGATION
 from rlu_cli.core.methods.gls import BOUNDED_STEPS, GLS, ResidualModel, foreseen_error
 from rlu_cli.core.methods.regression import REGRESSION
 from rlu_cli.core.methods.regression import out_of_scope as no_regression
@@ -36,9 +37,10 @@ def best_method(
     can_replay: bool,
     can_make_clients: bool,
     alone: bool = False,
+    separable: bool = False,
     scaled: bool = False,
 ) -> Method:
-    """`regression` for one step of a trained model, `replay` for several steps, `gls` for the rest.
+    """`disaggregation` or `regression` for one step of a trained model, `replay` for several, else `gls`.
 
     Averaged over the clients of any regime that was measured, each is at least as good there as `rlu`, or
     level within the error (Scaffold and FedDyn at 80 %). `rlu` answers too where they don't have all that
@@ -52,6 +54,7 @@ def best_method(
     can_replay : whether the client's training can be replayed, as `gls` does for several steps, in seconds
     can_make_clients : whether `replay` can make up clients, in a minute at most
     alone : whether those serve one client alone, so that they are few: then `gls` knows as much of few steps
+    separable : whether the samples of its one step may be told apart
     scaled : whether the update was clipped, and made-up clients can be as well
     """
     if residuals is None or not has_bias:
@@ -59,17 +62,22 @@ def best_method(
     counts = residuals.counts
     if training.optimizer != "sgd":
         return REPLAY if can_make_clients and no_replay(counts, training) is None else SURROGATE
-    if counts.sum() < _FEWEST_SAMPLES * len(counts) or len(counts) > MOST_CLASSES:
-        return RLU
+    few = counts.sum() < _FEWEST_SAMPLES * len(counts) or len(counts) > MOST_CLASSES
     model = ResidualModel([(1.0, residuals)], training)
     if training.steps > 1:
+        if few:
+            return RLU
         many, trained = training.steps > BOUNDED_STEPS, foreseen_error(model) > _TRAINED
         if can_make_clients and no_replay(counts, training) is None and (many or not alone):
             return REPLAY
         if not can_replay:
             return RLU
         return RLU if many and trained else GLS
-    if not has_samples or no_regression(counts, training) is not None:
+    exact = not few and training.samples * foreseen_error(model) <= _EXACT and not scaled
+    if separable and not exact:
+        return DISAGGREGATION
+    if few:
+        return RLU
+    if exact or not has_samples or no_regression(counts, training) is not None:
         return GLS
-    exact = training.samples * foreseen_error(model) <= _EXACT
-    return GLS if exact and not scaled else REGRESSION
+    return REGRESSION

@@ -99,6 +99,7 @@ class Method:
     needs_samples : whether it wants the samples themselves beside them (`ResidualPath.samples`)
     needs_update_replays : whether it wants replayed updates (`Observation.replayed_update`)
     needs_replayed_clients : whether it wants replayed clients (`Observation.replayed_clients`)
+    needs_dense : whether it wants the dense layers before the head (`Observation.dense`)
     any_optimizer : whether it reads updates of optimisers that aren't linear in the gradients
     out_of_scope : why it can't learn from clients that it makes up for such a number of auxiliary samples a
         class and such a training, None where it can; None for methods that don't
@@ -119,6 +120,7 @@ class Method:
     needs_samples: bool = False
     needs_update_replays: bool = False
     needs_replayed_clients: bool = False
+    needs_dense: bool = False
     any_optimizer: bool = False
     out_of_scope: Callable[[IntArray, LocalTraining], str | None] | None = None
     solve_together: Callable[[Sequence[Problem]], list[Estimate]] | None = None

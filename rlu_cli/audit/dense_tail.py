@@ -1,0 +1,126 @@
+"""The rectified dense layers before a network's head, as samples and a client's update show them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from rlu_cli.audit.network import Network
+from rlu_cli.core.dense_layers import DenseLayer, DenseTail
+from rlu_cli.core.types import Head, HeadUpdate
+from rlu_cli.files.checkpoint import Checkpoint
+
+_MOST_LAYERS = 2
+"""Two tell samples apart better than one; a third adds little, as its inputs are few."""
+
+_MOST_NUMBERS = 4_000_000
+"""Weights of a layer whose singular vectors take less than seconds."""
+
+_MOST_SAMPLES = 2000
+"""Auxiliary samples whose inputs are kept."""
+
+_EQUAL = 1e-5
+"""Relative difference up to which one layer's input is another one's rectified output."""
+
+
+@dataclass(frozen=True, eq=False)
+class DenseLayers:
+    """The layers of a `DenseTail`, by name, with the auxiliary samples' inputs to them."""
+
+    inputs: dict[str, Tensor]
+
+    def tail(self, network: Network, reference: Checkpoint, local: Checkpoint) -> DenseTail | None:
+        """With a client's update; None where numbers are missing or coarser than float32."""
+        before, after = network.named(reference), network.named(local)
+        layers = []
+        for name, inputs in self.inputs.items():
+            parts = [f"{name}.{part}" for part in ("weight", "bias")]
+            if not all(part in before and part in after for part in parts):
+                return None
+            if any(_is_coarse(tensors[part]) for tensors in (before, after) for part in parts):
+                return None
+            weight, bias = (before[part].double().cpu() for part in parts)
+            moved = [after[part].double().cpu() - before[part].double().cpu() for part in parts]
+            if not all(bool(torch.isfinite(change).all()) for change in moved):
+                return None
+            layers.append(
+                DenseLayer(
+                    Head(weight.numpy(), bias.numpy()),
+                    HeadUpdate(moved[0].numpy(), moved[1].numpy()),
+                    inputs.double().numpy(),
+                )
+            )
+        return DenseTail(tuple(layers))
+
+
+def find_dense_layers(network: Network, run: Callable[[], object]) -> DenseLayers | None:
+    """The last one or two linear layers with bias whose rectified output the next one reads; None if none is.
+
+    Which layer reads what shows in the numbers: the inputs of all linear layers are kept as the images pass.
+
+    Parameters
+    ----------
+    run : passes the auxiliary images through the network's global weights
+    """
+    head = network.layer.name
+    modules = {name: m for name, m in network.model.named_modules() if isinstance(m, nn.Linear)}
+    if not isinstance(modules.get(head), nn.Linear):
+        return None
+    with _inputs(modules) as seen:
+        run()
+    chain: list[str] = []
+    following = head
+    while len(chain) < _MOST_LAYERS:
+        found = [name for name in modules if _feeds(modules[name], seen.get(name), seen.get(following))]
+        if len(found) != 1 or found[0] in (head, *chain):
+            break
+        following = found[0]
+        chain.insert(0, following)
+    return DenseLayers({name: _some(torch.cat(seen[name])) for name in chain}) if chain else None
+
+
+@contextmanager
+def _inputs(modules: dict[str, nn.Linear]) -> Iterator[dict[str, list[Tensor]]]:
+    """What the layers read while this lasts, batch by batch."""
+    seen: dict[str, list[Tensor]] = {}
+
+    def keep(name: str) -> Callable[..., None]:
+        def hook(module: nn.Module, args: tuple[Tensor, ...]) -> None:
+            if args and args[0].dim() == 2:
+                seen.setdefault(name, []).append(args[0].detach().cpu())
+
+        return hook
+
+    with ExitStack() as hooks:
+        for name, module in modules.items():
+            if module.weight.numel() <= _MOST_NUMBERS:
+                hooks.callback(module.register_forward_pre_hook(keep(name)).remove)
+        yield seen
+
+
+def _feeds(layer: nn.Linear, inputs: list[Tensor] | None, read: list[Tensor] | None) -> bool:
+    """Whether what was ``read`` is the rectified output of the layer."""
+    if layer.bias is None or not inputs or not read or len(inputs) != len(read):
+        return False
+    weight, bias = layer.weight.detach().cpu(), layer.bias.detach().cpu()
+    first, expected = inputs[0], read[0]
+    if expected.shape != (len(first), len(weight)):
+        return False
+    output = torch.nn.functional.linear(first, weight, bias).clamp(min=0)
+    size = float(output.abs().max())
+    return size > 0 and bool((output - expected).abs().max() <= _EQUAL * size)
+
+
+def _some(inputs: Tensor) -> Tensor:
+    """Rows spread evenly over all samples."""
+    rows = np.unique(np.linspace(0, len(inputs) - 1, min(len(inputs), _MOST_SAMPLES)).astype(int))
+    return inputs[torch.from_numpy(rows)]
+
+
+def _is_coarse(tensor: Tensor) -> bool:
+    return not tensor.is_floating_point() or torch.finfo(tensor.dtype).eps > torch.finfo(torch.float32).eps

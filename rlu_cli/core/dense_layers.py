@@ -1,0 +1,134 @@
+"""The dense layers before the head, whose gradient of one batch has one rank for each sample."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from rlu_cli.core.types import FloatArray, Head, HeadUpdate
+
+
+@dataclass(frozen=True, eq=False)
+class DenseLayer:
+    """z = W x + b with rectified output max(z, 0), as the global model has it and as the client moved it.
+
+    layer : W (n, d) and b (n,)
+    update : ΔW and Δb
+    inputs : x of the auxiliary samples under the global model, shape (M, d)
+    """
+
+    layer: Head
+    update: HeadUpdate
+    inputs: FloatArray
+
+
+@dataclass(frozen=True, eq=False)
+class DenseTail:
+    """One or two dense layers in a row; the last one's rectified output is the embedding."""
+
+    layers: tuple[DenseLayer, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Factors:
+    """What a layer's mean gradient is made of: G = (1/B) Σ_i δ_i (x_i, 1)ᵀ + noise, by its singular vectors.
+
+    gradient : G = (∇W | ∇b), shape (n′, d′ + 1), without rows and columns of zeros
+    rows, columns : of the layer's outputs and inputs, those that are kept, shapes (n′,) and (d′,)
+    left, values, right : singular vectors and values above the noise, shapes (n′, R), (R,), (d′ + 1, R)
+    noise : standard deviation of the rounding errors in G, from the singular values below
+    """
+
+    gradient: Tensor
+    rows: Tensor
+    columns: Tensor
+    left: Tensor
+    values: Tensor
+    right: Tensor
+    noise: float
+
+    @property
+    def rank(self) -> int:
+        """R: the number of samples, but for those that are below the noise."""
+        return len(self.values)
+
+    @cached_property
+    def inverse(self) -> Tensor:
+        """G⁺, shape (d′ + 1, n′)."""
+        return (self.right / self.values) @ self.left.T
+
+
+_EDGE = 1.3
+"""How far above the largest singular value of white noise that of rounding errors may lie: they are larger
+for larger weights."""
+
+
+def factorise(gradient: Head) -> Factors:
+    """The singular vectors of a layer's gradient, and where its noise begins.
+
+        R = min { k : σ_{k+1} ≤ 1.3 ε_k (√(n−k) + √(d+1−k)) },     ε_k² = Σ_{j>k} σ_j² / ((n−k)(d+1−k))
+
+    Noise of standard deviation ε has no larger singular value than that. A full rank has R = min(n, d + 1).
+    """
+    assert gradient.bias is not None
+    whole = torch.cat(
+        (torch.from_numpy(gradient.weight), torch.from_numpy(gradient.bias)[:, None]), dim=1
+    ).double()
+    rows = whole.any(dim=1).nonzero()[:, 0]
+    columns = whole[:, :-1].any(dim=0).nonzero()[:, 0]
+    kept = whole[rows][:, torch.cat((columns, columns.new_tensor([whole.shape[1] - 1])))]
+    left, values, right = torch.linalg.svd(kept, full_matrices=False)
+    n, d = kept.shape
+    rank, noise = min(n, d), 0.0
+    for k in range(min(n, d)):
+        level = float(values[k:].square().sum() / ((n - k) * (d - k))) ** 0.5
+        if float(values[k]) <= _EDGE * level * ((n - k) ** 0.5 + (d - k) ** 0.5):
+            rank, noise = k, level
+            break
+    return Factors(kept, rows, columns, left[:, :rank], values[:rank], right[:rank].T, noise)
+
+
+def informative(inputs: Tensor, floors: Tensor) -> Tensor:
+    """Which inputs lie on their floor for some auxiliary samples and above it for others, shape (d,)."""
+    share = (inputs <= floors).double().mean(dim=0)
+    return (share > 0.01) & (share < 1.0)
+
+
+def input_floors(inputs: Tensor) -> Tensor:
+    """The least value of each input, shape (d,): 0 behind a rectifier, black for pixels."""
+    return inputs.min(dim=0).values
+
+
+_SPARE = 10
+"""Rows and columns beyond the samples, of which the noise is read and mistakes are seen."""
+
+_MOST_SAMPLES = 100
+"""Beyond, the search takes too long."""
+
+_EQUATIONS = 1.5
+"""Zeros and links between layers for each of the numbers that make a sample of the row spaces."""
+
+
+def separable(tail: DenseTail, total: int, num_classes: int) -> bool:
+    """Whether so many samples leave enough equations to find one of them by.
+
+    A sample is p in R^total for each layer; its inputs on their floors give an equation each, and so does
+    each input of a second layer.
+    """
+    if total > _MOST_SAMPLES:
+        return False
+    for layer in tail.layers:
+        n, d = layer.layer.weight.shape
+        if min(n, d + 1) < total + _SPARE + num_classes:
+            return False
+    equations = 0.0
+    for index, layer in enumerate(tail.layers):
+        inputs = torch.from_numpy(layer.inputs)
+        floors = input_floors(inputs)
+        used = informative(inputs, floors)
+        zeros = (inputs <= floors)[:, used].sum(dim=1).double().median()
+        equations += float(used.sum()) if index else float(zeros)
+    return equations >= _EQUATIONS * total * len(tail.layers)

@@ -1,0 +1,174 @@
+"""Single samples told apart by the rank and zeros of dense layers' gradients; the rest by their posterior."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+
+from rlu_cli.core.dense_layers import DenseTail, separable
+from rlu_cli.core.disaggregation import Disaggregated, disaggregate
+from rlu_cli.core.gradients import mean_gradient
+from rlu_cli.core.methods.base import Capabilities, Method, Problem
+from rlu_cli.core.methods.gls import GLS
+from rlu_cli.core.methods.regression import REGRESSION
+from rlu_cli.core.methods.regression import out_of_scope as no_regression
+from rlu_cli.core.parallel import one_thread
+from rlu_cli.core.remaining import Remaining, remaining_labels
+from rlu_cli.core.residuals import residuals
+from rlu_cli.core.types import Estimate, FloatArray, IntArray, LocalTraining, Note
+
+_LEAST_FOUND = 0.5
+"""Share of the samples that must be told apart for the rest to be estimated from them."""
+
+_SLACK = 0.25
+"""How far, in samples, the head's update may lie beyond what the samples that remain can add to it."""
+
+_MISSCALED = 1.1
+"""Ratio of sizes from which a warning says so."""
+
+_VAGUE = 1.0
+"""Error of the sum of residuals where a unit direction stands for the bias: it says next to nothing."""
+
+
+def solve(problem: Problem) -> Estimate:
+    """Label counts of one batch, sample by sample.
+
+        G = (1/B) Σ_i δ_i (x_i, 1)ᵀ,     counts = Σ_i onehot(y_i)
+
+    The gradients of rectified dense layers before the head are taken apart into those of single samples
+    (`disaggregate`): each of them found has its label to itself, whatever the model makes of it. Samples
+    that can't be told apart, since the model is so sure of them that rounding hides them or since others are
+    too much like them, are estimated from their residuals' sum and the labels of the others
+    (`remaining_labels`). An update scaled by an unknown factor is as good as one that isn't: a sample's own
+    inputs tell its scale.
+
+    Assumptions: one step, an exact update (no noise, float32 or better), fewer samples than the layers have
+    inputs and outputs. `regression` or `gls` answers where they don't hold.
+    Uses the updates of the dense layers, and auxiliary samples' inputs to them to begin the search with.
+    Source: after Dimitrov et al., SPEAR: Exact Gradient Inversion of Batches in Federated Learning (2024).
+    """
+    observation = problem.observation
+    why = _out_of_reach(problem)
+    if why is not None:
+        return _solve_instead(problem, "disaggregation-not-possible", why)
+    found = _disaggregated(problem)
+    if found is None:
+        why = f"the gradients' rank is not that of {problem.total} samples (noise, other training values?)"
+        return _solve_instead(problem, "disaggregation-incomplete", why)
+    total, count = problem.total, problem.total - len(found.labels)
+    diagnostics = {"samples_found": len(found.labels), "gradient_rank": found.rank}
+    if len(found.labels) < _LEAST_FOUND * total:
+        why = f"{len(found.labels)} of {total} samples could be told apart"
+        return _solve_instead(problem, "disaggregation-incomplete", why, **diagnostics)
+    left = total * problem.u / found.scale - found.residuals.sum(axis=0)
+    has_bias = observation.head.bias is not None
+    if has_bias and float(np.abs(left).max()) > count + _SLACK:
+        why = f"those told apart leave {np.abs(left).max():.2g} of a class for {count} samples more"
+        return _solve_instead(problem, "disaggregation-incomplete", why, **diagnostics)
+    known = np.bincount(found.labels, minlength=problem.num_classes)
+    rest = _rest(problem, known, left, float(np.linalg.norm(found.errors)) if has_bias else _VAGUE)
+    z = (known + rest.mean) / total
+    return Estimate(
+        z,
+        {**diagnostics, "update_scale": found.scale, "residual": problem.residual(z)},
+        warnings=_size_notes(found.scale),
+        low=(known + rest.low).astype(np.float64),
+        high=(known + rest.high).astype(np.float64),
+        presence=np.where(known > 0, 1.0, rest.presence),
+        any_size=True,
+    )
+
+
+def out_of_scope(tail: DenseTail | None, training: LocalTraining, num_classes: int) -> str | None:
+    """Why single samples of such a client can't be told apart, None where they may.
+
+    Parameters
+    ----------
+    tail : the dense layers, None where there are none
+    """
+    if training.steps > 1:
+        return f"the client took {training.steps} steps, and disaggregation takes one apart"
+    if tail is None:
+        return (
+            "there are no rectified dense layers with biases before the output layer whose exact update is "
+            "known (convolutions, other activations, noise or coarser numbers than float32)"
+        )
+    if not separable(tail, training.samples, num_classes):
+        return f"{training.samples} samples are too many for the dense layers' inputs and outputs"
+    return None
+
+
+def _out_of_reach(problem: Problem) -> str | None:
+    observation = problem.observation
+    return out_of_scope(observation.dense, observation.training, problem.num_classes)
+
+
+def _disaggregated(problem: Problem) -> Disaggregated | None:
+    observation = problem.observation
+    tail = observation.dense
+    assert tail is not None
+    gradients = [
+        mean_gradient(replace(observation, head=layer.layer, update=layer.update, constant_gradient=None))
+        for layer in tail.layers
+    ]
+    with one_thread():  # many small systems
+        return disaggregate(tail, gradients, observation.head, problem.total, seed=observation.seed)
+
+
+def _rest(problem: Problem, known: IntArray, left: FloatArray, error: float) -> Remaining:
+    """The labels of the samples that were not told apart."""
+    observation = problem.observation
+    path = observation.residuals
+    assert path is not None and path.samples is not None
+    values = residuals(path.samples.logits, path.samples.labels)
+    count = problem.total - int(known.sum())
+    return remaining_labels(known, count, left, error, values, path.samples.labels, seed=observation.seed)
+
+
+def _size_notes(scale: float) -> tuple[Note, ...]:
+    """A warning where the update is of another size than the training values make it."""
+    if abs(math.log(scale)) < math.log(_MISSCALED):
+        return ()
+    message = (
+        f"the update is {scale:.3g} times what the training values make of these samples: the learning "
+        "rate or the batch size is another, or the update was scaled (clipping); the counts don't hang on it"
+    )
+    return (Note("update-misscaled", message),)
+
+
+def _solve_instead(problem: Problem, code: str, why: str, **found: float) -> Estimate:
+    """The answer of `regression`, or where that is out of its scope of `gls`."""
+    observation = problem.observation
+    path = observation.residuals
+    assert path is not None
+    fits = path.samples is not None and no_regression(path.start.counts, observation.training) is None
+    other = REGRESSION if fits else GLS
+    estimate = other.solve(problem)
+    note = Note(code, f"{why}: the counts are those of {other.name}")
+    return replace(
+        estimate, diagnostics={**estimate.diagnostics, **found}, warnings=(*estimate.warnings, note)
+    )
+
+
+DISAGGREGATION = Method(
+    name="disaggregation",
+    summary="single samples told apart in dense layers' gradients of one step, with error bars",
+    reference="after Dimitrov et al., SPEAR: Exact Gradient Inversion of Batches, NeurIPS 2024",
+    solve=solve,
+    needs_end=REGRESSION.needs_end,
+    capabilities=Capabilities(
+        batch=True,
+        repeating_labels=True,
+        any_activation=True,
+        several_steps=True,
+        trained_model=True,
+    ),
+    needs_bias=True,
+    or_unit=True,
+    uses_auxiliary=True,
+    needs_residuals=True,
+    needs_samples=True,
+    needs_dense=True,
+)
