@@ -15,8 +15,8 @@ from rlu_cli.core.dense_layers import DenseLayer, DenseTail
 from rlu_cli.core.types import Head, HeadUpdate
 from rlu_cli.files.checkpoint import Checkpoint
 
-_MOST_LAYERS = 2
-"""Two tell samples apart better than one; a third adds little, as its inputs are few."""
+_MOST_LAYERS = 4
+"""Two are searched, and two more may be too small for it."""
 
 _MOST_NUMBERS = 4_000_000
 """Weights of a layer whose singular vectors take less than seconds."""
@@ -59,7 +59,7 @@ class DenseLayers:
 
 
 def find_dense_layers(network: Network, run: Callable[[], object]) -> DenseLayers | None:
-    """The last one or two linear layers with bias whose rectified output the next one reads; None if none is.
+    """The last linear layers with biases whose rectified output the next one reads; None if there are none.
 
     Which layer reads what shows in the numbers: the inputs of all linear layers are kept as the images pass.
 

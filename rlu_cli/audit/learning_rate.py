@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from rlu_cli.audit.replay import Replay
 from rlu_cli.core.gradients import normalised_update
-from rlu_cli.core.learning_rate import estimate_learning_rate, rate_by_distance
+from rlu_cli.core.learning_rate import estimate_learning_rate, rate_by_distance, rate_by_samples
 from rlu_cli.core.misfit import motion
 from rlu_cli.core.path import solve_on_path
 from rlu_cli.core.rate_likelihood import LearningRate, least_scale, scaled, stands_still
@@ -22,8 +22,8 @@ def with_estimated_rate(
 ) -> tuple[LocalTraining, Note]:
     """The client's training with the rates found, and a warning that says how well they are known.
 
-    One step, and several that hardly moved an untrained model, are told by the update's likelihood; others by
-    how far replayed training gets.
+    One step whose samples can be told apart is told by each of them; others, and several that hardly moved an
+    untrained model, by the update's likelihood; the rest by how far replayed training gets.
 
     Parameters
     ----------
@@ -37,10 +37,10 @@ def with_estimated_rate(
         The rate can't be told.
     """
     moved = motion(observation.start, observation.end) or 0.0
-    found: LearningRate | None = None
-    if stands_still(observation, moved):
+    found = rate_by_samples(observation)
+    if found is None and stands_still(observation, moved):
         found = estimate_learning_rate(observation, start, end)
-    elif replay is not None:
+    elif found is None and replay is not None:
         found = _by_replays(observation, replay)
     found = None if found is None else found.widened(moved)
     if found is None or found.spread > _UNKNOWN:

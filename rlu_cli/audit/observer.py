@@ -123,7 +123,9 @@ class Observer:
             replayed_clients=self._replayed_clients(reading)
             if any(method.needs_replayed_clients for method in methods)
             else None,
-            dense=self._dense(reading) if any(method.needs_dense for method in methods) else None,
+            dense=self._dense(reading)
+            if record.lr_unknown or any(method.needs_dense for method in methods)
+            else None,
             fits=self._measured.kept_fits(training.batch_size),
             samples=self._run.samples,
             search_iterations=self._run.search_iterations,

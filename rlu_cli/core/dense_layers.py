@@ -27,9 +27,14 @@ class DenseLayer:
 
 @dataclass(frozen=True, eq=False)
 class DenseTail:
-    """One or two dense layers in a row; the last one's rectified output is the embedding."""
+    """Dense layers in a row, of which each reads the rectified output of the one before.
+
+    layers : the last one's rectified output is the embedding
+    searched : how many of them, from the first on, samples are looked for in; one or two
+    """
 
     layers: tuple[DenseLayer, ...]
+    searched: int = 1
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,12 +71,12 @@ _EDGE = 1.3
 for larger weights."""
 
 
-def factorise(gradient: Head) -> Factors:
+def factorise(gradient: Head, most: int) -> Factors:
     """The singular vectors of a layer's gradient, and where its noise begins.
 
         R = min { k : σ_{k+1} ≤ 1.3 ε_k (√(n−k) + √(d+1−k)) },     ε_k² = Σ_{j>k} σ_j² / ((n−k)(d+1−k))
 
-    Noise of standard deviation ε has no larger singular value than that. A full rank has R = min(n, d + 1).
+    Noise of standard deviation ε has no larger singular value than that. R is ``most`` at most.
     """
     assert gradient.bias is not None
     whole = torch.cat(
@@ -82,10 +87,10 @@ def factorise(gradient: Head) -> Factors:
     kept = whole[rows][:, torch.cat((columns, columns.new_tensor([whole.shape[1] - 1])))]
     left, values, right = torch.linalg.svd(kept, full_matrices=False)
     n, d = kept.shape
-    rank, noise = min(n, d), 0.0
-    for k in range(min(n, d)):
+    rank, noise = min(n, d, most), 0.0
+    for k in range(min(n, d, most + 1)):
         level = float(values[k:].square().sum() / ((n - k) * (d - k))) ** 0.5
-        if float(values[k]) <= _EDGE * level * ((n - k) ** 0.5 + (d - k) ** 0.5):
+        if k == most or float(values[k]) <= _EDGE * level * ((n - k) ** 0.5 + (d - k) ** 0.5):
             rank, noise = k, level
             break
     return Factors(kept, rows, columns, left[:, :rank], values[:rank], right[:rank].T, noise)
@@ -112,23 +117,36 @@ _EQUATIONS = 1.5
 """Zeros and links between layers for each of the numbers that make a sample of the row spaces."""
 
 
-def separable(tail: DenseTail, total: int, num_classes: int) -> bool:
-    """Whether so many samples leave enough equations to find one of them by.
+def separable(tail: DenseTail, total: int, num_classes: int) -> DenseTail | None:
+    """The part of the layers in which so many samples can be looked for, None where there is none.
 
-    A sample is p in R^total for each layer; its inputs on their floors give an equation each, and so does
-    each input of a second layer.
+    A sample is p in R^total for each layer searched. Its inputs on their floors give an equation each, and so
+    does each input of a second layer. That must be half as many again as numbers.
     """
     if total > _MOST_SAMPLES:
-        return False
-    for layer in tail.layers:
-        n, d = layer.layer.weight.shape
-        if min(n, d + 1) < total + _SPARE + num_classes:
-            return False
-    equations = 0.0
-    for index, layer in enumerate(tail.layers):
-        inputs = torch.from_numpy(layer.inputs)
-        floors = input_floors(inputs)
-        used = informative(inputs, floors)
-        zeros = (inputs <= floors)[:, used].sum(dim=1).double().median()
-        equations += float(used.sum()) if index else float(zeros)
-    return equations >= _EQUATIONS * total * len(tail.layers)
+        return None
+    large = [min(n, d + 1) >= total + _SPARE + num_classes for n, d in map(_shape, tail.layers)]
+    telling = [_equations(layer) for layer in tail.layers]
+    for first in range(len(large)):
+        for searched in (2, 1):
+            part = range(first, first + searched)
+            if part.stop > len(large) or not all(large[index] for index in part):
+                continue
+            equations = telling[first][0] + (telling[first + 1][1] if searched == 2 else 0)
+            if equations >= _EQUATIONS * total * searched:
+                return DenseTail(tail.layers[first:], searched)
+    return None
+
+
+def _shape(layer: DenseLayer) -> tuple[int, int]:
+    n, d = layer.layer.weight.shape
+    return int(n), int(d)
+
+
+def _equations(layer: DenseLayer) -> tuple[float, float]:
+    """How many telling inputs of a median auxiliary sample lie on their floors, and how many there are."""
+    inputs = torch.from_numpy(layer.inputs)
+    floors = input_floors(inputs)
+    used = informative(inputs, floors)
+    zeros = (inputs <= floors)[:, used].sum(dim=1).double().median()
+    return float(zeros), float(used.sum())

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from rlu_cli.core.dense_layers import DenseTail, Factors, factorise, informative, input_floors
-from rlu_cli.core.types import FloatArray, Head, IntArray
+from rlu_cli.core.dense_layers import DenseTail, Factors, factorise, informative, input_floors, separable
+from rlu_cli.core.gradients import mean_gradient
+from rlu_cli.core.parallel import one_thread
+from rlu_cli.core.types import FloatArray, Head, IntArray, Observation
 
-_STARTS = 300
-"""Auxiliary samples whose zeros a sweep begins with."""
+_STARTS, _FEWEST_STARTS, _WORK = 300, 60, 300 * 64**2
+"""Auxiliary samples whose zeros a sweep begins with, fewer where many numbers make a sample: at most so many
+times the numbers' square."""
 
 _COORDINATES = 600
 """Inputs of a layer that the search looks at, at most."""
@@ -30,8 +35,9 @@ _NOISE_RATIO = 2.0
 _SOFTMAX_ERROR = 0.05
 """By how much r ∝ s − onehot as the column space has it and as the inputs have it may differ, r_y = −1."""
 
-_SCALE_ERROR = 0.15
-"""Relative, of the scale that a candidate tells against that of the others."""
+_SCALE_ERROR, _AGREEING = 0.15, 3
+"""Relative, of the scale that a candidate tells against that of the others, and how many must agree on one
+that training values don't explain."""
 
 _SAME = 0.5
 """Above which xᵀ G⁺ δ, B for a sample's own x and δ and 0 for two samples', says that both are one."""
@@ -51,6 +57,7 @@ class Disaggregated:
     residuals : r = onehot − s of each, shape (K, N)
     errors : how far r is off, shape (K,)
     scale : of the update, relative to what the training values make of it
+    deviation : standard error of its logarithm
     rank : samples that are above the noise
     """
 
@@ -58,6 +65,7 @@ class Disaggregated:
     residuals: FloatArray
     errors: FloatArray
     scale: float
+    deviation: float
     rank: int
 
 
@@ -122,8 +130,37 @@ class _Verified:
     scales: Tensor
 
 
+def told_apart(observation: Observation, *, scale_known: bool) -> Disaggregated | None:
+    """`disaggregate` for a client of one step; None too where no layers are large enough for it."""
+    training, N = observation.training, observation.head.num_classes
+    if observation.dense is None:
+        return None
+    tail = separable(observation.dense, training.samples, N)
+    if tail is None:
+        return None
+    gradients = [
+        mean_gradient(replace(observation, head=layer.layer, update=layer.update, constant_gradient=None))
+        for layer in tail.layers
+    ]
+    with one_thread():  # many small systems
+        return disaggregate(
+            tail,
+            gradients,
+            observation.head,
+            training.samples,
+            scale_known=scale_known,
+            seed=observation.seed,
+        )
+
+
 def disaggregate(
-    tail: DenseTail, gradients: Sequence[Head], head: Head, total: int, *, seed: int
+    tail: DenseTail,
+    gradients: Sequence[Head],
+    head: Head,
+    total: int,
+    *,
+    scale_known: bool = True,
+    seed: int = 0,
 ) -> Disaggregated | None:
     """The samples of one batch, one by one, as far as they can be told apart.
 
@@ -141,31 +178,42 @@ def disaggregate(
     gradients : ∇W and ∇b of each layer of ``tail``, means over the batch
     head : the output layer after them
     total : B
+    scale_known : whether G is of the size that training made it, as far as is known; else samples must agree
 
     Returns
     -------
-    None where G has more ranks than the batch has samples, or less than half as many
+    None where G has no rank that noise would leave it
 
     Source: after Dimitrov et al., SPEAR: Exact Gradient Inversion of Batches in Federated Learning, NeurIPS
     2024, who sample the zeros of δ at random.
     """
-    factors = [factorise(gradient) for gradient in gradients]
-    ranks = [each.rank for each in factors]
-    rank = max(ranks)
-    sides = [min(each.gradient.shape) for each in factors]
-    if rank > total or 2 * min(ranks) < total or any(r >= s for r, s in zip(ranks, sides, strict=True)):
+    factors = [factorise(gradient, total) for gradient in gradients[: tail.searched]]
+    if not all(0 < each.rank < min(each.gradient.shape) - head.num_classes for each in factors):
         return None
-    return _Search(tail, factors, head, total, seed).run()
+    return _Search(tail, factors, head, total, scale_known, seed).run()
 
 
 class _Search:
     """Finds samples, sweep by sweep."""
 
-    def __init__(self, tail: DenseTail, factors: list[Factors], head: Head, total: int, seed: int) -> None:
-        self._total = total
+    def __init__(
+        self,
+        tail: DenseTail,
+        factors: list[Factors],
+        head: Head,
+        total: int,
+        scale_known: bool,
+        seed: int,
+    ) -> None:
+        self._total, self._scale_known = total, scale_known
         self._generator = torch.Generator().manual_seed(seed)
         self._spaces = [
-            _space(layer.layer, layer.inputs, each) for layer, each in zip(tail.layers, factors, strict=True)
+            _space(layer.layer, layer.inputs, each) for layer, each in zip(tail.layers, factors, strict=False)
+        ]
+        self._layers = [
+            (torch.from_numpy(layer.layer.weight), torch.from_numpy(layer.layer.bias))
+            for layer in tail.layers
+            if layer.layer.bias is not None
         ]
         self._head = torch.from_numpy(head.weight)
         self._head_bias = torch.zeros(len(head.weight)) if head.bias is None else torch.from_numpy(head.bias)
@@ -177,6 +225,7 @@ class _Search:
         self._duals = factors[0].gradient.new_zeros(0, factors[0].gradient.shape[1])
         self._found: list[tuple[int, Tensor, float]] = []
         self._scale: float | None = None
+        self._scales: list[float] = []
 
     def run(self) -> Disaggregated:
         """Sweeps until all are found or nothing comes any more."""
@@ -190,18 +239,22 @@ class _Search:
         N = len(self._head)
         residuals = torch.stack([r for _, r, _ in self._found]) if self._found else torch.zeros(0, N)
         errors = torch.tensor([error for _, _, error in self._found], dtype=torch.float64)
+        scale, deviation = _middle(self._scales)
         return Disaggregated(
-            torch.tensor(labels, dtype=torch.int64).numpy(),
+            np.array(labels, dtype=np.int64),
             residuals.double().numpy(),
             errors.numpy(),
-            1.0 if self._scale is None else self._scale,
+            scale,
+            deviation,
             self._rank,
         )
 
     def _sweep(self, *, thinned: bool) -> int:
         """How many samples one more sweep over the auxiliary samples' zeros finds."""
         count = len(self._spaces[0].zeros)
-        picked = torch.randperm(count, generator=self._generator)[:_STARTS]
+        left = sum(space.factors.rank - len(self._found) for space in self._spaces)
+        starts_now = max(_FEWEST_STARTS, min(_STARTS, _WORK // left**2))
+        picked = torch.randperm(count, generator=self._generator)[:starts_now]
         starts = [space.zeros[picked] for space in self._spaces]
         if thinned:
             size = starts[0].shape
@@ -209,10 +262,11 @@ class _Search:
             starts[0] = starts[0] & (torch.rand(size, generator=self._generator) < share)
         bases = []
         for space, explained in zip(self._spaces, self._explained, strict=True):
-            left = space.factors.rank - explained.shape[1]
-            rest = space.factors.gradient - explained @ (explained.T @ space.factors.gradient)
-            _, values, right = torch.linalg.svd(rest, full_matrices=False)
-            bases.append((values[:left], right[:left].T))
+            factors = space.factors
+            left = factors.rank - explained.shape[1]
+            rest = (factors.left - explained @ (explained.T @ factors.left)) * factors.values
+            _, values, turn = torch.linalg.svd(rest, full_matrices=False)
+            bases.append((values[:left], factors.right @ turn[:left].T))
         candidates = _candidates(self._spaces, bases, starts)
         inputs = candidates.inputs[candidates.plausible]
         if not len(inputs):
@@ -256,8 +310,9 @@ class _Search:
         if not good.any():
             return 0
         if self._scale is None:
-            sure = found.errors[good].argsort()[: max(1, int(good.sum()) // 2)]
-            self._scale = 1.0 / float(found.scales[good][sure].median())
+            self._scale = _scale_of(found.scales[good], known=self._scale_known)
+        if self._scale is None:
+            return 0
         good &= (found.scales * self._scale - 1).abs() < _SCALE_ERROR
         order = (found.ratios.clamp(min=1) * (1 + 100 * found.errors)).argsort()
         new = 0
@@ -285,6 +340,7 @@ class _Search:
             torch.cat((explained, (rest / rest.norm())[:, None]), dim=1)
             for explained, rest in zip(self._explained, rests, strict=True)
         ]
+        self._scales.append(float(found.scales[index]))
         self._duals = torch.cat((self._duals, (found.duals[index] * (1 - own))[None]))
         r = -found.residuals[index] * (1 - own)
         self._found.append((int(found.labels[index]), r, float(found.errors[index]) * (1 - own)))
@@ -293,18 +349,38 @@ class _Search:
     def _jacobians(self, inputs: Tensor) -> tuple[list[Tensor], Tensor]:
         """∂q/∂z of each layer on its kept rows, shape (K, n′, N), and s."""
         states, x = [], inputs
-        for space in self._spaces:
-            z = x @ space.weight.T + space.bias
+        for weight, bias in self._layers:
+            z = x @ weight.T + bias
             states.append(z > 0)
             x = z.clamp(min=0)
         confidence = (x @ self._head.T + self._head_bias).softmax(dim=1)
         jacobians: list[Tensor] = []
         after = self._head.T.expand(len(inputs), -1, -1)
-        for space, active in zip(reversed(self._spaces), reversed(states), strict=True):
-            jacobian = after * active[:, :, None]
-            jacobians.insert(0, jacobian[:, space.factors.rows])
-            after = space.weight.T @ jacobian
-        return jacobians, confidence
+        for index in reversed(range(len(self._layers))):
+            jacobians.insert(0, after * states[index][:, :, None])
+            if index:
+                after = self._layers[index][0].T @ jacobians[0]
+        kept = zip(jacobians, self._spaces, strict=False)
+        return [jacobian[:, space.factors.rows] for jacobian, space in kept], confidence
+
+
+def _middle(scales: Sequence[float]) -> tuple[float, float]:
+    """The median scale of the update over what single samples say, and its relative standard error."""
+    if not scales:
+        return 1.0, math.inf
+    logs = np.log(scales)
+    middle = float(np.median(logs))
+    spread = 1.4826 * float(np.median(np.abs(logs - middle)))
+    return math.exp(-middle), 1.2533 * spread / math.sqrt(len(logs))
+
+
+def _scale_of(scales: Tensor, *, known: bool) -> float | None:
+    """1 where it may be and any candidate says so, else the one on which enough of them agree."""
+    if known and bool(((scales - 1).abs() < _SCALE_ERROR).any()):
+        return 1.0
+    middle = scales.median()
+    agreeing = scales[(scales / middle - 1).abs() < _SCALE_ERROR]
+    return None if len(agreeing) < _AGREEING else 1.0 / float(agreeing.median())
 
 
 def _space(layer: Head, inputs: FloatArray, factors: Factors) -> _Space:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import numpy as np
 
+from rlu_cli.core.disaggregation import told_apart
 from rlu_cli.core.rate_likelihood import (
     FEWEST,
     LARGEST,
@@ -21,6 +23,9 @@ from rlu_cli.errors import MismatchError
 
 _REPLAYS, _RISE, _FLATTEST = 5, 0.26, 0.1
 """Of training, for its distance; steps of the rate's logarithm; the least slope that is believed."""
+
+_FEWEST_APART, _NORMAL = 3, 1.96
+"""Samples that must agree; 95 % point of the normal distribution."""
 
 _STUDENT = 2.776
 """95 % point of Student's t, for a standard deviation from so many."""
@@ -65,6 +70,18 @@ def estimate_learning_rate(
     has_bias = observation.head.bias is not None
     views = Views(observation, explanation_of(models, weights, has_bias=has_bias))
     return views.interval(views.likeliest())
+
+
+def rate_by_samples(observation: Observation) -> LearningRate | None:
+    """The same factor from single samples of one step, None where they can't be told apart (`disaggregate`).
+
+    In G = (c/B) Σ_i δ_i (x_i, 1)ᵀ a sample's inputs x and its δ say c = B / (xᵀ G⁺ δ). The median over the
+    samples is it.
+    """
+    found = told_apart(observation, scale_known=False)
+    if found is None or len(found.labels) < _FEWEST_APART:
+        return None
+    return from_logarithm(math.log(found.scale), _NORMAL * found.deviation)
 
 
 def _check_samples(observation: Observation, start: Activations, end: Activations | None) -> None:

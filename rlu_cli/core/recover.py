@@ -128,7 +128,7 @@ class _Prepared:
         moved = motion(observation.start, observation.end)
         coarse = check_coarse(observation.update, resolution=storage_resolution(observation))
         size = None
-        if not observation.scaled and not coarse:
+        if not (observation.scaled or estimate.any_size or coarse):
             size = size_error(observation, estimate.proportions, moved or 0.0)
         return self._recovery(
             estimate,

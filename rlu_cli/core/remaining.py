@@ -33,47 +33,79 @@ class Remaining:
     presence: FloatArray
 
 
+@dataclass(frozen=True)
+class Lookalikes:
+    """Auxiliary samples that stand for those that remain.
+
+    residuals : onehot − s, shape (M, N)
+    labels : shape (M,)
+    missed : probability that such a sample is among those that remain, shape (M,)
+    """
+
+    residuals: FloatArray
+    labels: IntArray
+    missed: FloatArray
+
+    def of_class(self, num_classes: int) -> FloatArray:
+        """Probability that a sample of each class is among those that remain, shape (N,)."""
+        counts = np.bincount(self.labels, minlength=num_classes)
+        return np.bincount(self.labels, weights=self.missed, minlength=num_classes) / np.maximum(counts, 1)
+
+
+def lookalikes(residuals: FloatArray, labels: IntArray, found: FloatArray, above_noise: int) -> Lookalikes:
+    """Which auxiliary samples would have been told apart from a batch, as far as those that were say.
+
+    A residual smaller than all that were found would not have been, and of larger ones as many as of those
+    that are above the noise.
+
+    Parameters
+    ----------
+    found : residuals of the samples that were told apart, shape (K, N)
+    above_noise : how many samples are above it, K at least
+    """
+    sizes, least = np.linalg.norm(residuals, axis=1), np.linalg.norm(found, axis=1).min(initial=np.inf)
+    share = (above_noise - len(found) + 0.5) / (above_noise + 1)
+    return Lookalikes(residuals, labels, np.where(sizes < least, 1.0, share))
+
+
 def remaining_labels(
-    known: IntArray,
-    count: int,
-    sum_of_residuals: FloatArray,
-    error: float,
-    residuals: FloatArray,
-    labels: IntArray,
-    *,
-    seed: int,
+    known: IntArray, count: int, sum_of_residuals: FloatArray, error: float, like: Lookalikes, *, seed: int
 ) -> Remaining:
     """The posterior of the counts of ``count`` labels, by importance sampling.
 
-        p(k | F, t) ∝ p(k | F) E[exp(−‖t − Σ_i r(x_i)‖²/(2 h²))],     x_i auxiliary samples of classes k
+        p(k | F, t) ∝ ∫ p(π | F) Π_i π_{k_i} μ_{k_i} dπ · E[exp(−‖t − Σ_i r(x_i)‖²/(2 h²))]
 
-    p(k | F) is Dirichlet-multinomial: the class mix has a Dirichlet prior, whose concentration is log-uniform
-    from 0.1 to 3, and F of its labels are known. h is ``error``, or as much larger as leaves 200 draws.
+    π is the class mix, of which F labels are known: Dirichlet, with a concentration that is log-uniform from
+    0.1 to 3 before. μ_n is the probability that a sample of class n remains, and x_i are auxiliary samples of
+    classes k, by their own probabilities. h is ``error``, or as much larger as leaves 200 draws.
 
     Parameters
     ----------
     known : F, shape (N,)
     sum_of_residuals : t, Σ (onehot − s) over the samples that remain, shape (N,)
     error : standard deviation of each entry of t
-    residuals, labels : onehot − s of auxiliary samples, shape (M, N), and their labels
     """
     N = len(known)
     if count == 0:
         nothing = np.zeros(N)
         return Remaining(nothing, nothing.astype(int), nothing.astype(int), nothing)
     rng = np.random.default_rng(seed)
-    prior = _mix_posterior(known, rng)
+    shares = _mix_posterior(known, rng) * like.of_class(N)
+    mass = shares.sum(axis=1, keepdims=True)
+    below = np.cumsum(shares / mass, axis=1)[:, :-1]
+    order = np.argsort(like.labels, kind="stable")
+    up_to = np.cumsum(like.missed[order])
+    ends = np.searchsorted(like.labels[order], np.arange(N + 1))
+    edges = np.concatenate(([0.0], up_to))[ends]
     drawn = np.zeros((_DRAWS, N), dtype=np.int64)
     sums = np.zeros((_DRAWS, N))
-    of_class = [np.flatnonzero(labels == n) for n in range(N)]
-    starts = np.cumsum([0, *map(len, of_class)])
-    members, sizes = np.concatenate(of_class), np.diff(starts)
     for _ in range(count):
-        label = (rng.random((_DRAWS, 1)) > np.cumsum(prior, axis=1)[:, :-1]).sum(axis=1)
+        label = (rng.random((_DRAWS, 1)) > below).sum(axis=1)
         drawn[np.arange(_DRAWS), label] += 1
-        row = members[starts[label] + (rng.random(_DRAWS) * sizes[label]).astype(int)]
-        sums += residuals[row]
-    weights = _weights(((sums - sum_of_residuals) ** 2).sum(axis=1), error)
+        place = edges[label] + rng.random(_DRAWS) * (edges[label + 1] - edges[label])
+        place = np.clip(np.searchsorted(up_to, place, side="right"), ends[label], ends[label + 1] - 1)
+        sums += like.residuals[order[place]]
+    weights = _weights(((sums - sum_of_residuals) ** 2).sum(axis=1), count * np.log(mass[:, 0]), error)
     return Remaining(
         weights @ drawn,
         _quantile(drawn, weights, _TAIL),
@@ -84,12 +116,11 @@ def remaining_labels(
 
 def _mix_posterior(known: IntArray, rng: np.random.Generator) -> FloatArray:
     """Class mixes given labels drawn from them, shape (draws, N)."""
-    from_each = []
     evidence = np.array([_log_evidence(known, alpha) for alpha in _CONCENTRATIONS])
     share = np.exp(evidence - evidence.max())
-    for alpha, times in zip(_CONCENTRATIONS, rng.multinomial(_DRAWS, share / share.sum()), strict=True):
-        from_each.append(rng.dirichlet(known + alpha, times))
-    return rng.permutation(np.concatenate(from_each))
+    times = rng.multinomial(_DRAWS, share / share.sum())
+    drawn = [rng.dirichlet(known + alpha, n) for alpha, n in zip(_CONCENTRATIONS, times, strict=True)]
+    return rng.permutation(np.concatenate(drawn))
 
 
 def _log_evidence(known: IntArray, alpha: float) -> float:
@@ -98,13 +129,15 @@ def _log_evidence(known: IntArray, alpha: float) -> float:
     return float(np.sum(steps) - np.log(len(known) * alpha + np.arange(known.sum())).sum())
 
 
-def _weights(squares: FloatArray, error: float) -> FloatArray:
-    """Normalised, with as narrow a kernel as leaves enough draws."""
+def _weights(squares: FloatArray, log_prior: FloatArray, error: float) -> FloatArray:
+    """Normalised, with as narrow a kernel as leaves enough draws, or none at all."""
     width = max(error, float(np.sqrt(squares.min())), 1e-12)
+    widest = 10.0 * float(np.sqrt(squares.max()))
     while True:
-        weights: FloatArray = np.exp(-(squares - squares.min()) / (2 * width**2))
+        logs = log_prior - squares / (2 * width**2)
+        weights: FloatArray = np.exp(logs - logs.max())
         weights /= weights.sum()
-        if 1.0 / np.sum(weights**2) >= _ENOUGH:
+        if width > widest or 1.0 / np.sum(weights**2) >= _ENOUGH:
             return weights
         width *= 1.25
 

@@ -8,24 +8,22 @@ from dataclasses import replace
 import numpy as np
 
 from rlu_cli.core.dense_layers import DenseTail, separable
-from rlu_cli.core.disaggregation import Disaggregated, disaggregate
-from rlu_cli.core.gradients import mean_gradient
+from rlu_cli.core.disaggregation import Disaggregated, told_apart
 from rlu_cli.core.methods.base import Capabilities, Method, Problem
 from rlu_cli.core.methods.gls import GLS
 from rlu_cli.core.methods.regression import REGRESSION
 from rlu_cli.core.methods.regression import out_of_scope as no_regression
-from rlu_cli.core.parallel import one_thread
-from rlu_cli.core.remaining import Remaining, remaining_labels
+from rlu_cli.core.remaining import Remaining, lookalikes, remaining_labels
 from rlu_cli.core.residuals import residuals
 from rlu_cli.core.types import Estimate, FloatArray, IntArray, LocalTraining, Note
 
-_LEAST_FOUND = 0.5
-"""Share of the samples that must be told apart for the rest to be estimated from them."""
+_LEAST_FOUND = 0.25
+"""Share of the samples above the noise that must be told apart for the rest to be estimated from them."""
 
 _SLACK = 0.25
 """How far, in samples, the head's update may lie beyond what the samples that remain can add to it."""
 
-_MISSCALED = 1.1
+_MISSCALED = 1.2
 """Ratio of sizes from which a warning says so."""
 
 _VAGUE = 1.0
@@ -53,13 +51,13 @@ def solve(problem: Problem) -> Estimate:
     why = _out_of_reach(problem)
     if why is not None:
         return _solve_instead(problem, "disaggregation-not-possible", why)
-    found = _disaggregated(problem)
+    found = told_apart(observation, scale_known=not observation.scaled)
     if found is None:
         why = f"the gradients' rank is not that of {problem.total} samples (noise, other training values?)"
         return _solve_instead(problem, "disaggregation-incomplete", why)
     total, count = problem.total, problem.total - len(found.labels)
     diagnostics = {"samples_found": len(found.labels), "gradient_rank": found.rank}
-    if len(found.labels) < _LEAST_FOUND * total:
+    if len(found.labels) < _LEAST_FOUND * found.rank:
         why = f"{len(found.labels)} of {total} samples could be told apart"
         return _solve_instead(problem, "disaggregation-incomplete", why, **diagnostics)
     left = total * problem.u / found.scale - found.residuals.sum(axis=0)
@@ -68,7 +66,7 @@ def solve(problem: Problem) -> Estimate:
         why = f"those told apart leave {np.abs(left).max():.2g} of a class for {count} samples more"
         return _solve_instead(problem, "disaggregation-incomplete", why, **diagnostics)
     known = np.bincount(found.labels, minlength=problem.num_classes)
-    rest = _rest(problem, known, left, float(np.linalg.norm(found.errors)) if has_bias else _VAGUE)
+    rest = _rest(problem, known, found, left)
     z = (known + rest.mean) / total
     return Estimate(
         z,
@@ -95,7 +93,7 @@ def out_of_scope(tail: DenseTail | None, training: LocalTraining, num_classes: i
             "there are no rectified dense layers with biases before the output layer whose exact update is "
             "known (convolutions, other activations, noise or coarser numbers than float32)"
         )
-    if not separable(tail, training.samples, num_classes):
+    if separable(tail, training.samples, num_classes) is None:
         return f"{training.samples} samples are too many for the dense layers' inputs and outputs"
     return None
 
@@ -105,26 +103,16 @@ def _out_of_reach(problem: Problem) -> str | None:
     return out_of_scope(observation.dense, observation.training, problem.num_classes)
 
 
-def _disaggregated(problem: Problem) -> Disaggregated | None:
-    observation = problem.observation
-    tail = observation.dense
-    assert tail is not None
-    gradients = [
-        mean_gradient(replace(observation, head=layer.layer, update=layer.update, constant_gradient=None))
-        for layer in tail.layers
-    ]
-    with one_thread():  # many small systems
-        return disaggregate(tail, gradients, observation.head, problem.total, seed=observation.seed)
-
-
-def _rest(problem: Problem, known: IntArray, left: FloatArray, error: float) -> Remaining:
-    """The labels of the samples that were not told apart."""
+def _rest(problem: Problem, known: IntArray, found: Disaggregated, left: FloatArray) -> Remaining:
+    """The labels of the samples that were not told apart, of whose residuals the sum is left."""
     observation = problem.observation
     path = observation.residuals
     assert path is not None and path.samples is not None
     values = residuals(path.samples.logits, path.samples.labels)
-    count = problem.total - int(known.sum())
-    return remaining_labels(known, count, left, error, values, path.samples.labels, seed=observation.seed)
+    like = lookalikes(values, path.samples.labels, found.residuals, max(found.rank, len(found.labels)))
+    error = float(np.linalg.norm(found.errors)) if observation.head.bias is not None else _VAGUE
+    count = problem.total - len(found.labels)
+    return remaining_labels(known, count, left, error, like, seed=observation.seed)
 
 
 def _size_notes(scale: float) -> tuple[Note, ...]:
