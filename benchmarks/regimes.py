@@ -64,7 +64,7 @@ REGIMES: dict[str, tuple[float, dict[str, Any]]] = {
     "untrained, 5 epochs × 1,000": (0.0, EPOCHS),
     "80 %, 5 epochs × 1,000": (0.8, EPOCHS),
 }
-METHODS = ("rlu", "gls", "regression", "replay", "auto")
+METHODS = ("rlu", "gls", "disaggregation", "regression", "replay", "auto")
 
 BOUNDS = ("bounds_hold", "bounds_width")
 

@@ -107,7 +107,7 @@ def test_what_clipping_hides_is_in_the_bounds(tmp_path: Path, name: str, sigma: 
     outcome = call("recover", *flags)
     assert outcome.codes == ["clip-simulated"]
     found = outcome.document
-    assert found["method"] == ("regression" if name == "trained_m1" else "replay")
+    assert found["method"] == ("disaggregation" if name == "trained_m1" else "replay")
     assert within_bounds(found, truth(name)) >= 9
     assert found["reliability"]["expected_iAcc"] is not None
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from cli_tools import AUX, QUICK, SAMPLES, call, sample, tensors, truth, write_safetensors
+from cli_tools import AUX, QUICK, SAMPLES, call, sample, tensors, truth, within_bounds, write_safetensors
 from torch import nn
 
 from rlu_cli.core.methods import best_method
@@ -128,21 +128,32 @@ def test_the_foreseen_error_is_that_of_many_updates(spread: float) -> None:
     assert foreseen_error(model) == pytest.approx(np.abs(off).sum(axis=0).mean() / 2, rel=0.03)
 
 
-def test_one_step_of_a_trained_model_is_for_regression(tmp_path: Path) -> None:
+def test_one_step_of_a_trained_model_is_for_disaggregation(tmp_path: Path) -> None:
+    """And for regression where only statistics are known."""
     flags = ["recover", *sample("trained_m1"), *QUICK]
     by_default = call(*flags).document
-    assert by_default["method"] == "regression"
-    assert by_default["classes"] == call(*flags, "--method", "regression").document["classes"]
+    assert by_default["method"] == "disaggregation"
+    assert by_default["classes"] == call(*flags, "--method", "disaggregation").document["classes"]
+    by_regression = call(*flags, "--method", "regression").document
     stats = tmp_path / "stats.safetensors"
     files = sample("trained_m1", aux=None)
     assert call("estimate-logits", *files[:2], "--aux", AUX, "-o", stats, *QUICK).code == 0
-    assert call("recover", *files, "--stats", stats, *QUICK).document["classes"] == by_default["classes"]
+    stored = call("recover", *files, "--stats", stats, *QUICK).document
+    assert stored["method"] == "regression"
+    assert stored["classes"] == by_regression["classes"]
+
+
+def test_few_images_are_enough_for_disaggregation() -> None:
+    document = call("recover", *sample("trained_m1"), *QUICK, "--aux-per-class", "9").document
+    assert document["method"] == "disaggregation"
+    assert within_bounds(document, truth("trained_m1")) >= 8
 
 
 def test_few_images_and_searches_are_for_rlu() -> None:
     flags = ["recover", *sample("untrained_m1"), *QUICK]
     assert call(*flags).document["method"] == "gls"
-    assert call(*flags, "--aux-per-class", "9").document["method"] == "rlu"
+    several = call("recover", *sample("untrained_m10"), *QUICK, "--aux-per-class", "9").document
+    assert several["method"] == "rlu"
     assert call(*flags, "--search-iterations", "1").document["method"] == "rlu"
 
 
@@ -185,8 +196,8 @@ def test_a_head_without_bias_is_read_along_the_unit_direction(tmp_path: Path) ->
 
 def test_statistics_and_the_cache_know_the_unit_direction(tmp_path: Path) -> None:
     flags = unbiased(tmp_path, SAMPLES / "trained_m1")
+    flags += ["--method", "regression"]
     plain = call("recover", *flags, "--aux", AUX).document
-    assert plain["method"] == "regression"
     for _ in range(2):
         cached = call("recover", *flags, "--aux", AUX, "--cache", tmp_path / "cache").document
         assert cached == plain
@@ -194,7 +205,6 @@ def test_statistics_and_the_cache_know_the_unit_direction(tmp_path: Path) -> Non
     made = [*flags[:2], *flags[4:6], "--normalize", "mean=0.286;std=0.353", "--aux", AUX, *QUICK]
     assert call("estimate-logits", *made, "-o", stats).code == 0
     stored = call("recover", *flags[:4], *flags[6:], "--stats", stats).document
-    assert stored["method"] == "regression"
     assert stored["classes"] == plain["classes"]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from rlu_cli.audit.network import Network
 from rlu_cli.core.dense_layers import DenseLayer, DenseTail
+from rlu_cli.core.fits import Arrays
 from rlu_cli.core.types import Head, HeadUpdate
-from rlu_cli.files.checkpoint import Checkpoint
 
 _MOST_LAYERS = 4
 """Two are searched, and two more may be too small for it."""
@@ -30,13 +30,20 @@ _EQUAL = 1e-5
 
 @dataclass(frozen=True, eq=False)
 class DenseLayers:
-    """The layers of a `DenseTail`, by name, with the auxiliary samples' inputs to them."""
+    """The layers of a `DenseTail` by their names in checkpoints, with the samples' inputs to them, in order.
 
-    inputs: dict[str, Tensor]
+    inputs : of each layer, shape (M, d), float32; none where a network has no such layers
+    """
 
-    def tail(self, network: Network, reference: Checkpoint, local: Checkpoint) -> DenseTail | None:
-        """With a client's update; None where numbers are missing or coarser than float32."""
-        before, after = network.named(reference), network.named(local)
+    inputs: Mapping[str, Tensor]
+
+    def tail(self, before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> DenseTail | None:
+        """With a client's update; None where numbers are missing or coarser than float32.
+
+        Parameters
+        ----------
+        before, after : tensors of the global and the local model
+        """
         layers = []
         for name, inputs in self.inputs.items():
             parts = [f"{name}.{part}" for part in ("weight", "bias")]
@@ -55,11 +62,27 @@ class DenseLayers:
                     inputs.double().numpy(),
                 )
             )
-        return DenseTail(tuple(layers))
+        return DenseTail(tuple(layers)) if layers else None
+
+    def arrays(self) -> Arrays:
+        """Of which `from_arrays` makes them again."""
+        numbered = {f"{place} {name}": x.numpy() for place, (name, x) in enumerate(self.inputs.items())}
+        return {**numbered, "layers": np.array([len(numbered)])}
+
+    @classmethod
+    def from_arrays(cls, arrays: Arrays) -> DenseLayers:
+        """From a file; raises KeyError or ValueError where that can't be one."""
+        count = int(arrays["layers"][0])
+        names = sorted(name for name in arrays if name != "layers")
+        inputs = {name.partition(" ")[2]: torch.from_numpy(arrays[name]) for name in names}
+        sound = all(x.dim() == 2 and bool(torch.isfinite(x).all()) for x in inputs.values())
+        if not sound or len(inputs) != count or len({len(x) for x in inputs.values()}) > 1:
+            raise ValueError("inputs are not what was written")
+        return cls(inputs)
 
 
-def find_dense_layers(network: Network, run: Callable[[], object]) -> DenseLayers | None:
-    """The last linear layers with biases whose rectified output the next one reads; None if there are none.
+def find_dense_layers(network: Network, run: Callable[[], object]) -> DenseLayers:
+    """The last linear layers with biases whose rectified output the next one reads.
 
     Which layer reads what shows in the numbers: the inputs of all linear layers are kept as the images pass.
 
@@ -69,8 +92,8 @@ def find_dense_layers(network: Network, run: Callable[[], object]) -> DenseLayer
     """
     head = network.layer.name
     modules = {name: m for name, m in network.model.named_modules() if isinstance(m, nn.Linear)}
-    if not isinstance(modules.get(head), nn.Linear):
-        return None
+    if head not in modules:
+        return DenseLayers({})
     with _inputs(modules) as seen:
         run()
     chain: list[str] = []
@@ -81,7 +104,7 @@ def find_dense_layers(network: Network, run: Callable[[], object]) -> DenseLayer
             break
         following = found[0]
         chain.insert(0, following)
-    return DenseLayers({name: _some(torch.cat(seen[name])) for name in chain}) if chain else None
+    return DenseLayers({name.removeprefix(network.prefix): _some(torch.cat(seen[name])) for name in chain})
 
 
 @contextmanager

@@ -12,11 +12,11 @@ from torch import Tensor
 
 from rlu_cli.audit.auxiliary import few_samples
 from rlu_cli.audit.candidates import head_candidates
+from rlu_cli.audit.dense_tail import DenseLayers
 from rlu_cli.audit.logits_file import LOCAL, LogitsFile, as_tensors, read_logits, reproduces
 from rlu_cli.audit.network import read_head
 from rlu_cli.audit.options import LogitsOptions, ModelOptions
 from rlu_cli.audit.replay import Replay
-from rlu_cli.core.dense_layers import DenseTail
 from rlu_cli.core.types import Activations, FloatArray, LocalTraining, Note
 from rlu_cli.errors import MismatchError, UsageError
 from rlu_cli.files.checkpoint import Checkpoint
@@ -167,9 +167,9 @@ class GivenLogits:
         """None are known."""
         raise MismatchError("expected a network, found logits alone")
 
-    def dense_tail(self, local: Checkpoint) -> DenseTail | None:
+    def dense_layers(self) -> DenseLayers:
         """None: the samples' inputs to other layers than the head are unknown."""
-        return None
+        return DenseLayers({})
 
     def replay_cost(self, training: LocalTraining) -> float:
         """Infinite."""

@@ -27,7 +27,6 @@ from rlu_cli.audit.options import AuxOptions, ModelOptions, RunOptions
 from rlu_cli.audit.probe import batch_that_matters, probe
 from rlu_cli.audit.progress import Reporter, Update
 from rlu_cli.audit.replay import Replay, replay_nodes
-from rlu_cli.core.dense_layers import DenseTail
 from rlu_cli.core.types import Activations, FloatArray, LocalTraining, Note
 from rlu_cli.core.variates import STATEFUL
 from rlu_cli.errors import MismatchError, NotInstalledError, UsageError
@@ -256,13 +255,9 @@ class ImageSource:
             constant=None if constant is None else self._layout.split(torch.from_numpy(constant).float()),
         )
 
-    def dense_tail(self, local: Checkpoint) -> DenseTail | None:
-        """The dense layers before the head, found in a pass over the images, with a client's update."""
-        layers = self._dense_layers
-        return None if layers is None else layers.tail(self.network, self.reference, local)
+    def dense_layers(self) -> DenseLayers:
+        """The global model's dense layers before the head, found in a pass over the images."""
 
-    @cached_property
-    def _dense_layers(self) -> DenseLayers | None:
         def run() -> None:
             self._pass(self.auxiliary.images, None, self.effective_batch(None))
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from rlu_cli.audit.cache import Cache, KeptFits
+from rlu_cli.audit.dense_tail import DenseLayers
 from rlu_cli.audit.network import check_finite
 from rlu_cli.audit.options import RunOptions
 from rlu_cli.audit.source import Measurement, Source
@@ -47,6 +48,7 @@ class Measurements:
         self._source, self._run, self._head = source, run, head
         self._reference, self._sha256 = reference, sha256
         self._cache = None if run.cache is None else Cache(run.cache)
+        self._dense: DenseLayers | None = None
         self._starts: dict[int | None, Measurement] = {}
 
     @property
@@ -121,6 +123,17 @@ class Measurements:
         )
         last = end.residuals if along is None else end.residuals_along(along)
         return ResidualPath(start, last, replay, samples, along)
+
+    def dense_layers(self, batch_size: int) -> DenseLayers:
+        """The dense layers before the head of the global model, from the cache if they are there."""
+        if self._dense is None:
+            store, facts = self.kept_fits(batch_size), {"fit": "dense layers"}
+            self._dense = None if store is None else store.read(facts, DenseLayers.from_arrays)
+            if self._dense is None:
+                self._dense = self._source.dense_layers()
+                if store is not None:
+                    store.write(facts, self._dense.arrays())
+        return self._dense
 
     def _measurement(self, local: Checkpoint | None, batch_size: int | None) -> Measurement:
         """A model's measurement, with its place in the cache if there is one."""

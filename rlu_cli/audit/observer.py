@@ -187,7 +187,9 @@ class Observer:
         exact = training.steps == 1 and training.optimizer == "sgd" and training.scheme not in STATEFUL
         if not exact or record.noise_std or not self._measured.has_samples:
             return None
-        return self._source.dense_tail(reading.opened.weights())
+        layers = self._measured.dense_layers(training.batch_size)
+        before, after = (self._source.tensors(model) for model in (self._reference, reading.opened.weights()))
+        return layers.tail(before, after)
 
     def _best(self, reading: Reading, *, has_bias: bool) -> Method:
         """What ``auto`` stands for. It hangs on how clients train, not on their numbers."""
@@ -206,7 +208,7 @@ class Observer:
             has_samples=start.samples is not None and not (noisy and self._measured.stored is not None),
             can_replay=training.steps > 1 and self._source.replay_cost(training) <= _REPLAY_COST,
             can_make_clients=made is not None,
-            separable=out_of_scope(self._dense(reading), training, start.num_classes) is None,
+            separable=lambda: out_of_scope(self._dense(reading), training, start.num_classes) is None,
             alone=made is not None and made.own is not None,
             scaled=reading.clipping is not None,
         )

@@ -10,9 +10,9 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from rlu_cli.audit.cache import Slot
+from rlu_cli.audit.dense_tail import DenseLayers
 from rlu_cli.audit.options import RunOptions
 from rlu_cli.audit.replay import Replay
-from rlu_cli.core.dense_layers import DenseTail
 from rlu_cli.core.moments import model_statistics
 from rlu_cli.core.residuals import (
     MOST_CLASSES,
@@ -91,8 +91,8 @@ class Source(Protocol):
             Some are missing from the file, or there is no network.
         """
 
-    def dense_tail(self, local: Checkpoint) -> DenseTail | None:
-        """The dense layers before the head with a client's update, None where none are or it is coarse."""
+    def dense_layers(self) -> DenseLayers:
+        """The global model's dense layers before the head, found in a pass over the samples."""
 
     def replay_cost(self, training: LocalTraining) -> float:
         """Floating-point operations of one replay, infinite where there is none."""

@@ -70,13 +70,20 @@ _EDGE = 1.3
 """How far above the largest singular value of white noise that of rounding errors may lie: they are larger
 for larger weights."""
 
+_PRECISION = 1e-13
+"""Of double precision, relative to the largest singular value."""
+
+_BULK = 0.15
+"""Of the largest one, which the median singular value of noise exceeds, and that of few samples doesn't."""
+
 
 def factorise(gradient: Head, most: int) -> Factors:
     """The singular vectors of a layer's gradient, and where its noise begins.
 
         R = min { k : σ_{k+1} ≤ 1.3 ε_k (√(n−k) + √(d+1−k)) },     ε_k² = Σ_{j>k} σ_j² / ((n−k)(d+1−k))
 
-    Noise of standard deviation ε has no larger singular value than that. R is ``most`` at most.
+    Noise of standard deviation ε has no larger singular value than that; and σ_{k+1} must not be much larger
+    than the median of those after it, or they are no noise. R is ``most`` at most.
     """
     assert gradient.bias is not None
     whole = torch.cat(
@@ -90,6 +97,11 @@ def factorise(gradient: Head, most: int) -> Factors:
     rank, noise = min(n, d, most), 0.0
     for k in range(min(n, d, most + 1)):
         level = float(values[k:].square().sum() / ((n - k) * (d - k))) ** 0.5
+        if float(values[k]) <= _PRECISION * float(values[0]):
+            rank, noise = k, _PRECISION * float(values[0])
+            break
+        if k < most and float(values[k:].median()) < _BULK * float(values[k]):
+            continue
         if k == most or float(values[k]) <= _EDGE * level * ((n - k) ** 0.5 + (d - k) ** 0.5):
             rank, noise = k, level
             break
@@ -98,8 +110,8 @@ def factorise(gradient: Head, most: int) -> Factors:
 
 def informative(inputs: Tensor, floors: Tensor) -> Tensor:
     """Which inputs lie on their floor for some auxiliary samples and above it for others, shape (d,)."""
-    share = (inputs <= floors).double().mean(dim=0)
-    return (share > 0.01) & (share < 1.0)
+    low = (inputs <= floors).sum(dim=0)
+    return (low > max(1.0, 0.01 * len(inputs))) & (low < len(inputs))
 
 
 def input_floors(inputs: Tensor) -> Tensor:

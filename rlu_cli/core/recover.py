@@ -21,7 +21,6 @@ from rlu_cli.core.gradients import mean_gradient, normalised_update, without_dri
 from rlu_cli.core.methods import AUTO, Method, best_method, get_method
 from rlu_cli.core.methods.assumptions import assumption_notes, own_confidence
 from rlu_cli.core.methods.base import Problem, check_optimizer
-from rlu_cli.core.methods.disaggregation import out_of_scope
 from rlu_cli.core.misfit import misfit, motion
 from rlu_cli.core.noise import normalised_noise
 from rlu_cli.core.rounding import round_to_total
@@ -235,7 +234,7 @@ def _automatic(observation: Observation) -> Method:
         has_samples=path is not None and path.samples is not None,
         can_replay=path is not None and path.replay is not None,
         can_make_clients=observation.replayed_clients is not None,
-        separable=out_of_scope(observation.dense, observation.training, observation.head.num_classes) is None,
+        separable=lambda: out_of_reach(observation) is None,
         alone=observation.replayed_clients is not None and observation.replayed_clients.own is not None,
         scaled=observation.clipping is not None,
     )

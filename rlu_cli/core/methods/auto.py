@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from rlu_cli.core.methods.base import Method
 from rlu_cli.core.methods.disaggregation import DISAGGREGATION
 from rlu_cli.core.methods.gls import BOUNDED_STEPS, GLS, ResidualModel, foreseen_error
@@ -37,7 +39,7 @@ def best_method(
     can_replay: bool,
     can_make_clients: bool,
     alone: bool = False,
-    separable: bool = False,
+    separable: Callable[[], bool] = bool,
     scaled: bool = False,
 ) -> Method:
     """`disaggregation` or `regression` for one step of a trained model, `replay` for several, else `gls`.
@@ -54,7 +56,7 @@ def best_method(
     can_replay : whether the client's training can be replayed, as `gls` does for several steps, in seconds
     can_make_clients : whether `replay` can make up clients, in a minute at most
     alone : whether those serve one client alone, so that they are few: then `gls` knows as much of few steps
-    separable : whether the samples of its one step may be told apart
+    separable : whether the samples of its one step may be told apart; asked where they are worth it
     scaled : whether the update was clipped, and made-up clients can be as well
     """
     if residuals is None or not has_bias:
@@ -74,7 +76,7 @@ def best_method(
             return RLU
         return RLU if many and trained else GLS
     exact = not few and training.samples * foreseen_error(model) <= _EXACT and not scaled
-    if separable and not exact:
+    if not exact and separable():
         return DISAGGREGATION
     if few:
         return RLU

@@ -15,7 +15,7 @@ from rlu_cli.core.methods.regression import REGRESSION
 from rlu_cli.core.methods.regression import out_of_scope as no_regression
 from rlu_cli.core.remaining import Remaining, lookalikes, remaining_labels
 from rlu_cli.core.residuals import residuals
-from rlu_cli.core.types import Estimate, FloatArray, IntArray, LocalTraining, Note
+from rlu_cli.core.types import Estimate, FloatArray, IntArray, LocalTraining, Note, Observation
 
 _LEAST_FOUND = 0.25
 """Share of the samples above the noise that must be told apart for the rest to be estimated from them."""
@@ -48,7 +48,7 @@ def solve(problem: Problem) -> Estimate:
     Source: after Dimitrov et al., SPEAR: Exact Gradient Inversion of Batches in Federated Learning (2024).
     """
     observation = problem.observation
-    why = _out_of_reach(problem)
+    why = out_of_reach(observation)
     if why is not None:
         return _solve_instead(problem, "disaggregation-not-possible", why)
     found = told_apart(observation, scale_known=not observation.scaled)
@@ -71,7 +71,7 @@ def solve(problem: Problem) -> Estimate:
     return Estimate(
         z,
         {**diagnostics, "update_scale": found.scale, "residual": problem.residual(z)},
-        warnings=_size_notes(found.scale),
+        warnings=() if observation.scaled else _size_notes(found.scale),
         low=(known + rest.low).astype(np.float64),
         high=(known + rest.high).astype(np.float64),
         presence=np.where(known > 0, 1.0, rest.presence),
@@ -98,9 +98,9 @@ def out_of_scope(tail: DenseTail | None, training: LocalTraining, num_classes: i
     return None
 
 
-def _out_of_reach(problem: Problem) -> str | None:
-    observation = problem.observation
-    return out_of_scope(observation.dense, observation.training, problem.num_classes)
+def out_of_reach(observation: Observation) -> str | None:
+    """`out_of_scope` of an observation."""
+    return out_of_scope(observation.dense, observation.training, observation.head.num_classes)
 
 
 def _rest(problem: Problem, known: IntArray, found: Disaggregated, left: FloatArray) -> Remaining:
