@@ -99,10 +99,11 @@ def test_clipped_updates_have_no_bounds(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "sigma"), [("trained_m1", 0.0), ("trained_m10", 0.0), ("trained_m10", 2e-4)]
+    ("name", "sigma", "share"),
+    [("trained_m1", 0.0, 0.6), ("trained_m10", 0.0, 0.3), ("trained_m10", 2e-4, 0.3)],
 )
-def test_what_clipping_hides_is_in_the_bounds(tmp_path: Path, name: str, sigma: float) -> None:
-    bound = 0.3 * norm(name)
+def test_what_clipping_hides_is_in_the_bounds(tmp_path: Path, name: str, sigma: float, share: float) -> None:
+    bound = share * norm(name)
     flags = defended(tmp_path, Defence(clip=bound, noise_std=sigma), name=name, clip=bound, noise_std=sigma)
     outcome = call("recover", *flags)
     assert outcome.codes == ["clip-simulated"]

@@ -57,7 +57,10 @@ def enumerated(
 
 @pytest.mark.parametrize("count", [1, 2])
 @pytest.mark.parametrize("missed", [1.0, None])
-def test_the_posterior_is_that_of_the_enumeration(count: int, missed: float | None) -> None:
+def test_the_posterior_is_that_of_the_enumeration(
+    count: int, missed: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rlu_cli.core.remaining._UNEVEN", 0.0)
     r, labels = samples()
     share = np.full(len(r), missed) if missed else np.linspace(0.05, 1.0, len(r))
     like = Lookalikes(r, labels, share)

@@ -37,12 +37,18 @@ class DenseLayers:
 
     inputs: Mapping[str, Tensor]
 
-    def tail(self, before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> DenseTail | None:
+    def tail(
+        self,
+        before: Mapping[str, Tensor],
+        after: Mapping[str, Tensor],
+        constants: Mapping[str, Tensor] | None = None,
+    ) -> DenseTail | None:
         """With a client's update; None where numbers are missing or coarser than float32.
 
         Parameters
         ----------
         before, after : tensors of the global and the local model
+        constants : what the scheme adds to every gradient, of all parameters, None where nothing
         """
         layers = []
         for name, inputs in self.inputs.items():
@@ -55,11 +61,13 @@ class DenseLayers:
             moved = [after[part].double().cpu() - before[part].double().cpu() for part in parts]
             if not all(bool(torch.isfinite(change).all()) for change in moved):
                 return None
+            added = None if constants is None else [constants[part].double().numpy() for part in parts]
             layers.append(
                 DenseLayer(
                     Head(weight.numpy(), bias.numpy()),
                     HeadUpdate(moved[0].numpy(), moved[1].numpy()),
                     inputs.double().numpy(),
+                    None if added is None else Head(added[0], added[1]),
                 )
             )
         return DenseTail(tuple(layers)) if layers else None

@@ -171,6 +171,10 @@ class GivenLogits:
         """None: the samples' inputs to other layers than the head are unknown."""
         return DenseLayers({})
 
+    def by_name(self, parameters: FloatArray) -> Mapping[str, Tensor]:
+        """None have names."""
+        return {}
+
     def replay_cost(self, training: LocalTraining) -> float:
         """Infinite."""
         return math.inf

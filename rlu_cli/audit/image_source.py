@@ -281,6 +281,11 @@ class ImageSource:
             raise MismatchError(f"expected all of the network's parameters, found no {missing[0]}")
         return np.asarray(self._layout.flatten(tensors).double().numpy())
 
+    def by_name(self, parameters: FloatArray) -> Mapping[str, Tensor]:
+        """A vector of all parameters, by the names that checkpoints have."""
+        parts = self._layout.split(torch.from_numpy(parameters))
+        return {name.removeprefix(self.network.prefix): part for name, part in parts.items()}
+
     def replay_cost(self, training: LocalTraining) -> float:
         """Two for each multiplication; a training step takes three passes."""
         passed = len(self.auxiliary.images.labels) * len(replay_nodes(training)[0])

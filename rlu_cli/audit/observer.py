@@ -184,12 +184,18 @@ class Observer:
         """The dense layers before the head, where their update is the exact gradient of one batch."""
         record = reading.record
         training = record.training
-        exact = training.steps == 1 and training.optimizer == "sgd" and training.scheme not in STATEFUL
-        if not exact or record.noise_std or not self._measured.has_samples:
+        single = training.steps == 1 and training.optimizer == "sgd"
+        if not single or record.noise_std or not self._measured.has_samples:
             return None
+        constants = None
+        if training.scheme in STATEFUL:
+            vector = reading.whole_constant()
+            if vector is None:
+                return None
+            constants = self._source.by_name(vector)
         layers = self._measured.dense_layers(training.batch_size)
         before, after = (self._source.tensors(model) for model in (self._reference, reading.opened.weights()))
-        return layers.tail(before, after)
+        return layers.tail(before, after, constants)
 
     def _best(self, reading: Reading, *, has_bias: bool) -> Method:
         """What ``auto`` stands for. It hangs on how clients train, not on their numbers."""

@@ -94,6 +94,9 @@ class Source(Protocol):
     def dense_layers(self) -> DenseLayers:
         """The global model's dense layers before the head, found in a pass over the samples."""
 
+    def by_name(self, parameters: FloatArray) -> Mapping[str, Tensor]:
+        """A vector of all parameters, as `parameters` orders them, by the names that checkpoints have."""
+
     def replay_cost(self, training: LocalTraining) -> float:
         """Floating-point operations of one replay, infinite where there is none."""
 

@@ -18,11 +18,13 @@ class DenseLayer:
     layer : W (n, d) and b (n,)
     update : ΔW and Δb
     inputs : x of the auxiliary samples under the global model, shape (M, d)
+    constant : what the scheme adds to every gradient of W and b, None where nothing
     """
 
     layer: Head
     update: HeadUpdate
     inputs: FloatArray
+    constant: Head | None = None
 
 
 @dataclass(frozen=True, eq=False)

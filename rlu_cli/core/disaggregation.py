@@ -139,7 +139,9 @@ def told_apart(observation: Observation, *, scale_known: bool) -> Disaggregated 
     if tail is None:
         return None
     gradients = [
-        mean_gradient(replace(observation, head=layer.layer, update=layer.update, constant_gradient=None))
+        mean_gradient(
+            replace(observation, head=layer.layer, update=layer.update, constant_gradient=layer.constant)
+        )
         for layer in tail.layers
     ]
     with one_thread():  # many small systems

@@ -15,6 +15,10 @@ _ENOUGH = 200.0
 _CONCENTRATIONS = np.geomspace(0.1, 3.0, 16)
 """Of the Dirichlet prior of class mixes, log-uniform."""
 
+_UNEVEN = 0.5
+"""Standard deviation of the logarithm of how much more often than by their residuals' sizes the samples of a
+class remain: their inputs may be alike, or have few zeros."""
+
 _TAIL = 0.025
 
 
@@ -76,8 +80,9 @@ def remaining_labels(
         p(k | F, t) ∝ ∫ p(π | F) Π_i π_{k_i} μ_{k_i} dπ · E[exp(−‖t − Σ_i r(x_i)‖²/(2 h²))]
 
     π is the class mix, of which F labels are known: Dirichlet, with a concentration that is log-uniform from
-    0.1 to 3 before. μ_n is the probability that a sample of class n remains, and x_i are auxiliary samples of
-    classes k, by their own probabilities. h is ``error``, or as much larger as leaves 200 draws.
+    0.1 to 3 before. μ_n is the probability that a sample of class n remains, known up to a log-normal factor,
+    and x_i are auxiliary samples of classes k, by their own probabilities. h is ``error``, or as much larger
+    as leaves 200 draws.
 
     Parameters
     ----------
@@ -90,7 +95,8 @@ def remaining_labels(
         nothing = np.zeros(N)
         return Remaining(nothing, nothing.astype(int), nothing.astype(int), nothing)
     rng = np.random.default_rng(seed)
-    shares = _mix_posterior(known, rng) * like.of_class(N)
+    shares = _mix_posterior(known, rng) * np.exp(_UNEVEN * rng.standard_normal((_DRAWS, N)))
+    shares *= like.of_class(N) / shares.sum(axis=1, keepdims=True)
     mass = shares.sum(axis=1, keepdims=True)
     below = np.cumsum(shares / mass, axis=1)[:, :-1]
     order = np.argsort(like.labels, kind="stable")

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from rlu_cli.core.methods.base import Method
 from rlu_cli.core.methods.disaggregation import DISAGGREGATION
-from rlu_cli.core.methods.gls import BOUNDED_STEPS, GLS, ResidualModel, foreseen_error
+from rlu_cli.core.methods.gls import BOUNDED_STEPS, EXACT, GLS, ResidualModel, foreseen_error
 from rlu_cli.core.methods.regression import REGRESSION
 from rlu_cli.core.methods.regression import out_of_scope as no_regression
 from rlu_cli.core.methods.replay import REPLAY
@@ -21,9 +21,6 @@ AUTO = "auto"
 _FEWEST_SAMPLES = 10
 """Of fewer auxiliary samples a class on average, the covariances say too little."""
 
-
-_EXACT = 0.5
-"""Samples that `gls` may expect to get wrong of a client before a regression is worth its seconds."""
 
 _TRAINED = 0.05
 """Share of the labels that `gls` would expect to get wrong if the model stayed as it is: 0.0001 on untrained
@@ -75,7 +72,7 @@ def best_method(
         if not can_replay:
             return RLU
         return RLU if many and trained else GLS
-    exact = not few and training.samples * foreseen_error(model) <= _EXACT and not scaled
+    exact = not few and training.samples * foreseen_error(model) <= EXACT and not scaled
     if not exact and separable():
         return DISAGGREGATION
     if few:

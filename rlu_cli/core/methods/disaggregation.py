@@ -10,7 +10,7 @@ import numpy as np
 from rlu_cli.core.dense_layers import DenseTail, separable
 from rlu_cli.core.disaggregation import Disaggregated, told_apart
 from rlu_cli.core.methods.base import Capabilities, Method, Problem
-from rlu_cli.core.methods.gls import GLS
+from rlu_cli.core.methods.gls import EXACT, GLS, ResidualModel, foreseen_error, solve_instead
 from rlu_cli.core.methods.regression import REGRESSION
 from rlu_cli.core.methods.regression import out_of_scope as no_regression
 from rlu_cli.core.remaining import Remaining, lookalikes, remaining_labels
@@ -40,7 +40,8 @@ def solve(problem: Problem) -> Estimate:
     that can't be told apart, since the model is so sure of them that rounding hides them or since others are
     too much like them, are estimated from their residuals' sum and the labels of the others
     (`remaining_labels`). An update scaled by an unknown factor is as good as one that isn't: a sample's own
-    inputs tell its scale.
+    inputs tell its scale. Where samples remain and the model hardly tells classes apart, `gls` is exact and
+    answers.
 
     Assumptions: one step, an exact update (no noise, float32 or better), fewer samples than the layers have
     inputs and outputs. `regression` or `gls` answers where they don't hold.
@@ -65,6 +66,8 @@ def solve(problem: Problem) -> Estimate:
     if has_bias and float(np.abs(left).max()) > count + _SLACK:
         why = f"those told apart leave {np.abs(left).max():.2g} of a class for {count} samples more"
         return _solve_instead(problem, "disaggregation-incomplete", why, **diagnostics)
+    if count and not observation.scaled and _exact_without(problem):
+        return solve_instead(problem, **diagnostics)
     known = np.bincount(found.labels, minlength=problem.num_classes)
     rest = _rest(problem, known, found, left)
     z = (known + rest.mean) / total
@@ -101,6 +104,14 @@ def out_of_scope(tail: DenseTail | None, training: LocalTraining, num_classes: i
 def out_of_reach(observation: Observation) -> str | None:
     """`out_of_scope` of an observation."""
     return out_of_scope(observation.dense, observation.training, observation.head.num_classes)
+
+
+def _exact_without(problem: Problem) -> bool:
+    """Whether `gls` expects to get less than half a sample wrong: the model hardly tells classes apart."""
+    path = problem.observation.residuals
+    assert path is not None
+    model = ResidualModel([(1.0, path.start)], problem.observation.training)
+    return problem.total * foreseen_error(model) <= EXACT
 
 
 def _rest(problem: Problem, known: IntArray, found: Disaggregated, left: FloatArray) -> Remaining:

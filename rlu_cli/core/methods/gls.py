@@ -199,6 +199,10 @@ def _shown(moments: ResidualMoments, lengths: FloatArray) -> ResidualMoments:
     return ResidualMoments(moments.mean * lengths[:, None], scaled, moments.counts)
 
 
+EXACT = 0.5
+"""Samples that it may expect to get wrong of a client before a method that takes seconds is worth them."""
+
+
 def solve_instead(problem: Problem, *notes: Note, **found: float) -> Estimate:
     """The answer for a method that has none here, with its notes and diagnostics."""
     estimate = solve(problem)

@@ -1,0 +1,194 @@
+"""Method disaggregation: on real clients of a trained network, where it can't be, and as a user runs it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from cli_tools import AUX, QUICK, SAMPLES, call, sample, tensors, truth, within_bounds, write_safetensors
+
+from rlu_cli.audit.auditor import Auditor
+from rlu_cli.audit.options import RunOptions, TrainingOptions
+from rlu_cli.core.methods import get_method
+from rlu_cli.core.methods.base import Problem
+from rlu_cli.core.recover import recover_labels
+from rlu_cli.core.types import Estimate, HeadUpdate, Observation
+
+METHOD = ("--method", "disaggregation", *QUICK)
+
+
+@pytest.fixture(scope="module")
+def observed() -> Iterator[Observation]:
+    """What the method sees of a sample client of one step."""
+    seen: list[Observation] = []
+    method = get_method("disaggregation")
+    patch = pytest.MonkeyPatch()
+
+    def solve(problem: Problem) -> Estimate:
+        seen.append(problem.observation)
+        return method.solve(problem)
+
+    patch.setitem(
+        __import__("rlu_cli.core.methods", fromlist=["METHODS"]).METHODS,
+        "disaggregation",
+        dataclasses.replace(method, solve=solve),
+    )
+    folder = SAMPLES / "trained_m1"
+    local = folder / "client_1.safetensors"
+    auditor = Auditor(folder / "global.safetensors", [local], aux=AUX, run=RunOptions(samples=200))
+    auditor.recover(local, TrainingOptions(), ["disaggregation"])
+    patch.undo()
+    yield seen[0]
+
+
+def test_most_samples_of_a_trained_model_are_told_apart() -> None:
+    right = {"disaggregation": 0, "rlu": 0}
+    held = 0
+    for client in range(3):
+        known = truth("trained_m1", client)
+        for method in right:
+            document = call("recover", *sample("trained_m1", client), "--method", method, *QUICK).document
+            right[method] += sum(map(min, document["counts"], known))
+            if method == "disaggregation":
+                found = document["diagnostics"]
+                assert found["samples_found"] >= 20 and found["gradient_rank"] == 32
+                assert found["update_scale"] == pytest.approx(1.0, abs=1e-3)
+                assert document["reliability"]["grade"] == "good"
+                held += within_bounds(document, known)
+    assert held >= 28
+    assert right["disaggregation"] > right["rlu"]
+
+
+def test_untrained_rounds_are_exact() -> None:
+    document = call("recover", *sample("untrained_m1"), *METHOD).document
+    assert document["counts"] == truth("untrained_m1")
+
+
+def test_a_sample_found_is_there_for_certain() -> None:
+    document = call("recover", *sample("trained_m1", 1), *METHOD).document
+    found = document["diagnostics"]["samples_found"]
+    lows = sum(row["low"] for row in document["classes"])
+    assert found <= lows <= document["total"]
+    assert all(row["presence"] == 1 for row in document["classes"] if row["low"] > 0)
+
+
+def test_several_steps_are_left_to_others() -> None:
+    outcome = call("recover", *sample("trained_m10"), *METHOD)
+    assert "disaggregation-not-possible" in outcome.codes
+    assert "the client took 10 steps" in outcome.err
+    gls = call("recover", *sample("trained_m10"), "--method", "gls", *QUICK).document
+    assert outcome.document["classes"] == gls["classes"]
+
+
+def test_statistics_alone_are_left_to_regression(tmp_path: Path) -> None:
+    stats = tmp_path / "stats.safetensors"
+    files = sample("trained_m1", aux=None)
+    assert call("estimate-logits", *files[:2], "--aux", AUX, "-o", stats, *QUICK).code == 0
+    outcome = call("recover", *files, "--stats", stats, *METHOD)
+    assert "disaggregation-not-possible" in outcome.codes
+    regression = call("recover", *files, "--stats", stats, "--method", "regression", *QUICK).document
+    assert outcome.document["classes"] == regression["classes"]
+
+
+def test_coarse_numbers_are_left_to_regression(tmp_path: Path) -> None:
+    """Half precision hides single samples, whose gradients are far smaller than weights."""
+    local = SAMPLES / "trained_m1" / "client_0.safetensors"
+    state = {name: tensor.half() for name, tensor in tensors(local).items()}
+    flags = sample("trained_m1")
+    metadata = json.loads(json.dumps(_metadata(local)))
+    flags[3] = write_safetensors(tmp_path / "client_0.safetensors", state, metadata)
+    outcome = call("recover", *flags, *METHOD)
+    assert "disaggregation-not-possible" in outcome.codes
+
+
+def _metadata(path: Path) -> dict[str, str]:
+    from rlu_cli.files.checkpoint import read_checkpoint
+
+    return read_checkpoint(path).metadata
+
+
+def test_an_update_that_no_samples_make_is_left_to_others(observed: Observation) -> None:
+    """Of dense layers that moved at random: nothing is told apart, and nothing made up."""
+    assert observed.dense is not None
+    rng = np.random.default_rng(0)
+    layers = tuple(
+        replace(layer, update=HeadUpdate(rng.normal(size=layer.update.weight.shape), layer.update.bias))
+        for layer in observed.dense.layers
+    )
+    strange = replace(observed, dense=replace(observed.dense, layers=layers))
+    recovery = recover_labels(strange, method="disaggregation")
+    assert "disaggregation-incomplete" in {note.code for note in recovery.warnings}
+    regression = recover_labels(observed, method="regression")
+    assert recovery.counts.tolist() == regression.counts.tolist()
+
+
+def test_a_head_that_contradicts_the_samples_is_left_to_others(observed: Observation) -> None:
+    assert observed.update.bias is not None
+    bias = observed.update.bias.copy()
+    bias[:2] += np.array([10.0, -10.0]) * 0.01 / 32 * 10
+    changed = replace(observed, update=HeadUpdate(observed.update.weight, bias))
+    recovery = recover_labels(changed, method="disaggregation")
+    incomplete = [note for note in recovery.warnings if note.code == "disaggregation-incomplete"]
+    assert incomplete and "those told apart leave" in incomplete[0].message
+
+
+@pytest.mark.parametrize("factor", [0.5, 3.0])
+def test_another_size_is_said_and_counts_stay(observed: Observation, factor: float) -> None:
+    """The learning rate that was told is wrong; what single samples say isn't."""
+    told = replace(observed.training, lr=observed.training.lr / factor)  # type: ignore[operator]
+    right, wrong = (
+        recover_labels(replace(observed, training=training), method="disaggregation")
+        for training in (observed.training, told)
+    )
+    assert wrong.diagnostics["update_scale"] == pytest.approx(factor, rel=0.01)
+    notes = [note for note in wrong.warnings if note.code == "update-misscaled"]
+    assert len(notes) == 1 and f"{factor:g} times" in notes[0].message
+    assert wrong.low is not None and np.abs(wrong.counts - right.counts).sum() <= 4
+    assert not [note for note in right.warnings if note.code == "update-misscaled"]
+
+
+def test_the_learning_rate_is_read_off_single_samples() -> None:
+    flags = [*sample("trained_m1"), "--lr", "auto", *QUICK]
+    document = call("recover", *flags).document
+    assert document["training"]["lr"] == pytest.approx(0.01, rel=0.005)
+    assert document["warnings"][0]["code"] == "lr-estimated"
+    known = call("recover", *sample("trained_m1"), *QUICK).document
+    assert np.abs(np.subtract(document["counts"], known["counts"])).sum() <= 4
+
+
+def test_the_same_in_any_company_and_from_the_cache(tmp_path: Path) -> None:
+    both = [*sample("trained_m1", 0), "--local", sample("trained_m1", 1)[3]]
+    together = call("recover", *both, *METHOD, "--cache", tmp_path).lines
+    for client in (0, 1):
+        alone = call("recover", *sample("trained_m1", client), *METHOD, "--cache", tmp_path).document
+        assert alone["classes"] == together[client]["classes"]
+
+
+def test_stateful_schemes_have_their_constants_taken_out(tmp_path: Path) -> None:
+    """Scaffold clients of one step in the third round: what they remember is no gradient of theirs."""
+    root = tmp_path / "archive"
+    flags = ["--arch", "lenet5", "--data", "digits", "--output", root, "--rounds", 3, "--clients", 2]
+    flags += ["--steps", 1, "--batch-size", 8, "--lr", 0.05, "--scheme", "scaffold", "--normalize", "half"]
+    done = call("simulate", *flags)
+    if done.code != 0:
+        pytest.skip(done.err)
+    auditor_flags = ["evaluate", "--archive", root, "--method", "disaggregation", *QUICK]
+    document = call(*auditor_flags).document
+    last = [pair for pair in document["pairs"] if pair["method"] == "disaggregation"]
+    assert last and all(pair["iAcc"] == 1.0 for pair in last)
+
+
+def test_one_thread_or_two_give_the_same(observed: Observation) -> None:
+    counts = []
+    before = torch.get_num_threads()
+    for threads in (1, 2):
+        torch.set_num_threads(threads)
+        counts.append(recover_labels(observed, method="disaggregation").estimate)
+    torch.set_num_threads(before)
+    assert np.array_equal(*counts)
