@@ -101,15 +101,16 @@ def table(rows: Rows) -> str:
                 steps,
                 str(len(by["rlu"])),
                 *(mean_sd(row["iAcc"] for row in found) if found else "" for found in by.values()),
-                *(_bounds(by[method]) for method in METHODS[1:]),
+                *(bounds(by[method]) for method in METHODS[1:]),
             )
         )
-    bounds = (f"{method} bounds hold, width" for method in METHODS[1:])
-    columns = ("network", "model", "m", "clients", *(f"{m} iAcc" for m in METHODS), *bounds)
+    held = (f"{method} bounds hold, width" for method in METHODS[1:])
+    columns = ("network", "model", "m", "clients", *(f"{m} iAcc" for m in METHODS), *held)
     return markdown(columns, lines)
 
 
-def _bounds(rows: Rows) -> str:
+def bounds(rows: Rows) -> str:
+    """How many of the bounds hold, and how wide they are, as a share of all samples."""
     kept = [row for row in rows if "bounds_hold" in row]
     if not kept:
         return ""

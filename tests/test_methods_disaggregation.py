@@ -192,3 +192,18 @@ def test_one_thread_or_two_give_the_same(observed: Observation) -> None:
         counts.append(recover_labels(observed, method="disaggregation").estimate)
     torch.set_num_threads(before)
     assert np.array_equal(*counts)
+
+
+def test_clipped_updates_of_early_models_are_exact(tmp_path: Path) -> None:
+    """Single samples tell the factor, and least squares the few that could not be told apart."""
+    folder = SAMPLES / "untrained_m1"
+    before, after = (tensors(folder / f"{name}.safetensors") for name in ("global", "client_0"))
+    size = sum(float((after[name] - value).square().sum()) for name, value in before.items()) ** 0.5
+    sent = {name: value + 0.3 * (after[name] - value) for name, value in before.items()}
+    metadata = {**_metadata(folder / "client_0.safetensors"), "fl.clip": str(0.3 * size)}
+    flags = sample("untrained_m1")
+    flags[3] = write_safetensors(tmp_path / "client_0.safetensors", sent, metadata)
+    document = call("recover", *flags, *METHOD).document
+    assert document["diagnostics"]["update_scale"] == pytest.approx(0.3, rel=0.01)
+    assert document["counts"] == truth("untrained_m1")
+    assert all(row["low"] <= row["count"] <= row["high"] for row in document["classes"])

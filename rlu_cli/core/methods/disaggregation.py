@@ -10,12 +10,21 @@ import numpy as np
 from rlu_cli.core.dense_layers import DenseTail, separable
 from rlu_cli.core.disaggregation import Disaggregated, told_apart
 from rlu_cli.core.methods.base import Capabilities, Method, Problem
-from rlu_cli.core.methods.gls import EXACT, GLS, ResidualModel, foreseen_error, solve_instead
+from rlu_cli.core.methods.gls import EXACT, GLS, ResidualModel, foreseen_error
 from rlu_cli.core.methods.regression import REGRESSION
 from rlu_cli.core.methods.regression import out_of_scope as no_regression
 from rlu_cli.core.remaining import Remaining, lookalikes, remaining_labels
 from rlu_cli.core.residuals import residuals
-from rlu_cli.core.types import Estimate, FloatArray, IntArray, LocalTraining, Note, Observation
+from rlu_cli.core.types import (
+    Estimate,
+    FloatArray,
+    Head,
+    HeadUpdate,
+    IntArray,
+    LocalTraining,
+    Note,
+    Observation,
+)
 
 _LEAST_FOUND = 0.25
 """Share of the samples above the noise that must be told apart for the rest to be estimated from them."""
@@ -57,7 +66,7 @@ def solve(problem: Problem) -> Estimate:
         why = f"the gradients' rank is not that of {problem.total} samples (noise, other training values?)"
         return _solve_instead(problem, "disaggregation-incomplete", why)
     total, count = problem.total, problem.total - len(found.labels)
-    diagnostics = {"samples_found": len(found.labels), "gradient_rank": found.rank}
+    diagnostics: dict[str, float] = {"samples_found": len(found.labels), "gradient_rank": found.rank}
     if len(found.labels) < _LEAST_FOUND * found.rank:
         why = f"{len(found.labels)} of {total} samples could be told apart"
         return _solve_instead(problem, "disaggregation-incomplete", why, **diagnostics)
@@ -66,15 +75,19 @@ def solve(problem: Problem) -> Estimate:
     if has_bias and float(np.abs(left).max()) > count + _SLACK:
         why = f"those told apart leave {np.abs(left).max():.2g} of a class for {count} samples more"
         return _solve_instead(problem, "disaggregation-incomplete", why, **diagnostics)
-    if count and not observation.scaled and _exact_without(problem):
-        return solve_instead(problem, **diagnostics)
+    diagnostics["update_scale"] = found.scale
+    notes = () if observation.scaled else _size_notes(found.scale)
+    if count and _exact_without(problem):
+        estimate = GLS.solve(_resized(problem, found.scale))
+        told = {**estimate.diagnostics, **diagnostics}
+        return replace(estimate, diagnostics=told, warnings=(*estimate.warnings, *notes), any_size=True)
     known = np.bincount(found.labels, minlength=problem.num_classes)
     rest = _rest(problem, known, found, left)
     z = (known + rest.mean) / total
     return Estimate(
         z,
-        {**diagnostics, "update_scale": found.scale, "residual": problem.residual(z)},
-        warnings=() if observation.scaled else _size_notes(found.scale),
+        {**diagnostics, "residual": problem.residual(z)},
+        warnings=notes,
         low=(known + rest.low).astype(np.float64),
         high=(known + rest.high).astype(np.float64),
         presence=np.where(known > 0, 1.0, rest.presence),
@@ -104,6 +117,21 @@ def out_of_scope(tail: DenseTail | None, training: LocalTraining, num_classes: i
 def out_of_reach(observation: Observation) -> str | None:
     """`out_of_scope` of an observation."""
     return out_of_scope(observation.dense, observation.training, observation.head.num_classes)
+
+
+def _resized(problem: Problem, scale: float) -> Problem:
+    """The same of an update that had its size."""
+    observation = problem.observation
+    update, gradient = observation.update, problem.gradient
+    return Problem(
+        replace(observation, update=HeadUpdate(update.weight / scale, _divided(update.bias, scale))),
+        problem.u / scale,
+        Head(gradient.weight / scale, _divided(gradient.bias, scale)),
+    )
+
+
+def _divided(bias: FloatArray | None, scale: float) -> FloatArray | None:
+    return None if bias is None else bias / scale
 
 
 def _exact_without(problem: Problem) -> bool:
