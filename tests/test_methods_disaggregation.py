@@ -204,6 +204,6 @@ def test_clipped_updates_of_early_models_are_exact(tmp_path: Path) -> None:
     flags = sample("untrained_m1")
     flags[3] = write_safetensors(tmp_path / "client_0.safetensors", sent, metadata)
     document = call("recover", *flags, *METHOD).document
-    assert document["diagnostics"]["update_scale"] == pytest.approx(0.3, rel=0.01)
+    assert "clip-estimated" in {warning["code"] for warning in document["warnings"]}
     assert document["counts"] == truth("untrained_m1")
     assert all(row["low"] <= row["count"] <= row["high"] for row in document["classes"])
