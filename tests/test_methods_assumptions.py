@@ -182,7 +182,7 @@ def test_heads_without_bias(name: str) -> None:
 
 def test_methods_that_need_a_bias() -> None:
     assert {name for name, m in METHODS.items() if m.needs_bias} == {
-        *("gls", "regression", "replay", "surrogate", "zlg", "ilrg", "ebi", "llbg")
+        *("gls", "disaggregation", "regression", "replay", "surrogate", "zlg", "ilrg", "ebi", "llbg")
     }
 
 
