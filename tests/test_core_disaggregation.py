@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
@@ -198,7 +198,7 @@ def layer(outputs: int, inputs: int, zeros: float, seed: int = 0) -> DenseLayer:
     rng = np.random.default_rng(seed)
     x = np.where(rng.random((50, inputs)) < zeros, 0.0, rng.random((50, inputs)) + 0.1)
     head = Head(np.zeros((outputs, inputs)), np.zeros(outputs))
-    return DenseLayer(head, HeadUpdate(head.weight, head.bias), x)
+    return DenseLayer(head, HeadUpdate(head.weight + 1.0, head.bias), x)
 
 
 @pytest.mark.parametrize(
@@ -222,6 +222,14 @@ def test_how_many_samples_layers_can_hold(
     assert (None if found is None else (len(found.layers), found.searched)) == expected
     if found is not None:
         assert found.layers[-1] is layers[-1]
+
+
+def test_frozen_layers_hold_none() -> None:
+    first, second = layer(120, 400, 0.5), layer(84, 120, 0.5)
+    still = HeadUpdate(0.0 * first.update.weight, first.update.bias)
+    found = separable(DenseTail((replace(first, update=still), second)), 32, 10)
+    assert found is not None and found.layers == (second,) and found.searched == 1
+    assert separable(DenseTail((replace(first, update=still),)), 32, 10) is None
 
 
 def test_floors_are_the_least_inputs() -> None:

@@ -18,7 +18,7 @@ from rlu_cli.core.types import Head, HeadUpdate
 _MOST_LAYERS = 4
 """Two are searched, and two more may be too small for it."""
 
-_MOST_NUMBERS = 4_000_000
+_MOST_NUMBERS = 2_500_000
 """Weights of a layer whose singular vectors take less than seconds."""
 
 _MOST_SAMPLES = 2000

@@ -139,7 +139,7 @@ def separable(tail: DenseTail, total: int, num_classes: int) -> DenseTail | None
     """
     if total > _MOST_SAMPLES:
         return None
-    large = [min(n, d + 1) >= total + _SPARE + num_classes for n, d in map(_shape, tail.layers)]
+    large = [min(_shape(each)) >= total + _SPARE + num_classes for each in tail.layers]
     telling = [_equations(layer) for layer in tail.layers]
     for first in range(len(large)):
         for searched in (2, 1):
@@ -153,8 +153,9 @@ def separable(tail: DenseTail, total: int, num_classes: int) -> DenseTail | None
 
 
 def _shape(layer: DenseLayer) -> tuple[int, int]:
-    n, d = layer.layer.weight.shape
-    return int(n), int(d)
+    """Of its gradient; 0 of a layer that was frozen."""
+    n, d = layer.layer.weight.shape if layer.update.weight.any() else (0, 0)
+    return int(n), int(d) + 1
 
 
 def _equations(layer: DenseLayer) -> tuple[float, float]:
