@@ -180,8 +180,8 @@ def table(rows: list[Row]) -> str:
             (
                 regime,
                 str(len(by[methods[0]])),
-                *(mean_sd(r["iAcc"] for r in by[m]) for m in methods),
-                *(mean_sd(r["cAcc"] for r in by[m]) for m in methods),
+                *(mean_sd(r["iAcc"] for r in by[m]) if by[m] else "" for m in methods),
+                *(mean_sd(r["cAcc"] for r in by[m]) if by[m] else "" for m in methods),
                 *(f"{np.mean([r['presence_cAcc'] for r in b]):.3f}" if b else "" for b in bounded),
                 *(bounds(by[m]) for m in with_bounds),
             )
