@@ -205,7 +205,8 @@ def layer(outputs: int, inputs: int, zeros: float, seed: int = 0) -> DenseLayer:
     ("layers", "total", "expected"),
     [
         ((layer(120, 400, 0.17), layer(84, 120, 0.4)), 32, (2, 2)),
-        ((layer(120, 400, 0.17), layer(84, 120, 0.4)), 64, None),  # not zeros enough for the first alone
+        ((layer(120, 400, 0.17), layer(84, 120, 0.4)), 64, (2, 2)),
+        ((layer(120, 400, 0.17), layer(84, 120, 0.4)), 65, None),  # zeros too few for the first alone
         ((layer(512, 3136, 0.3),), 64, (1, 1)),
         ((layer(512, 3136, 0.3),), 101, None),
         ((layer(120, 400, 0.0), layer(84, 120, 0.5)), 32, (2, 2)),  # what links them is enough

@@ -127,7 +127,7 @@ _SPARE = 10
 _MOST_SAMPLES = 100
 """Beyond, the search takes too long."""
 
-_EQUATIONS = 1.5
+_EQUATIONS = 1.4
 """Zeros and links between layers for each of the numbers that make a sample of the row spaces."""
 
 
@@ -135,7 +135,7 @@ def separable(tail: DenseTail, total: int, num_classes: int) -> DenseTail | None
     """The part of the layers in which so many samples can be looked for, None where there is none.
 
     A sample is p in R^total for each layer searched. Its inputs on their floors give an equation each, and so
-    does each input of a second layer. That must be half as many again as numbers.
+    does each input of a second layer. That must be two fifths more than numbers.
     """
     if total > _MOST_SAMPLES:
         return None
