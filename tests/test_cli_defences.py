@@ -164,8 +164,8 @@ def test_statistics_alone_dont_tell_how_much_was_clipped(tmp_path: Path) -> None
     assert within_bounds(learnt.document, truth("untrained_m1")) >= 9
 
 
-@pytest.mark.parametrize("name", ["untrained_m1", "untrained_m10"])
-def test_updates_of_another_size_than_training_makes(tmp_path: Path, name: str) -> None:
+def test_updates_of_another_size_than_training_makes(tmp_path: Path) -> None:
+    name = "untrained_m10"
     assert call("recover", *sample(name), *QUICK).codes == []
     clipped = call("recover", *defended(tmp_path, Defence(clip=0.4 * norm(name)), name=name))
     assert clipped.codes[0] == "update-misscaled"
@@ -176,6 +176,25 @@ def test_updates_of_another_size_than_training_makes(tmp_path: Path, name: str) 
     wrong = call("recover", *sample(name), *QUICK, "--lr", rate / 2)
     assert "update-misscaled" in wrong.codes
     assert re.search(r"is (2|2\.0\d|1\.9\d) times what", wrong.err)
+
+
+@pytest.mark.parametrize("share", [0.4, 0.85])
+def test_single_steps_of_another_size_are_told_by_their_samples(tmp_path: Path, share: float) -> None:
+    """Where least squares alone get counts that are too even, and could only warn."""
+    name = "untrained_m1"
+    right = call("recover", *sample(name), *QUICK)
+    assert right.codes == [] and right.document["method"] == "gls"
+    flags = defended(tmp_path, Defence(clip=share * norm(name)), name=name)
+    assert call("recover", *flags, "--method", "gls").document["counts"] != truth(name)
+    clipped = call("recover", *flags)
+    assert clipped.document["method"] == "disaggregation"
+    assert clipped.codes == ["update-misscaled"]
+    assert clipped.document["diagnostics"]["update_scale"] == pytest.approx(share, rel=0.01)
+    assert clipped.document["counts"] == truth(name)
+    assert within_bounds(clipped.document, truth(name)) == 10
+    wrong = call("recover", *sample(name), *QUICK, "--lr", 0.02)
+    assert wrong.document["counts"] == truth(name)
+    assert wrong.codes == ["update-misscaled"]
 
 
 def test_clipping_that_did_nothing_changes_nothing(tmp_path: Path) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -15,10 +13,14 @@ from cli_tools import AUX, QUICK, SAMPLES, call, sample, tensors, truth, within_
 
 from rlu_cli.audit.auditor import Auditor
 from rlu_cli.audit.options import RunOptions, TrainingOptions
-from rlu_cli.core.methods import get_method
+from rlu_cli.core.methods import METHODS, get_method
 from rlu_cli.core.methods.base import Problem
 from rlu_cli.core.recover import recover_labels
 from rlu_cli.core.types import Estimate, HeadUpdate, Observation
+from rlu_cli.files.checkpoint import read_checkpoint
+
+ARCH = f"{Path(__file__).resolve().parent.parent / 'benchmarks' / 'networks.py'}:mlp"
+"""Two hidden layers of a hundred on digits."""
 
 METHOD = ("--method", "disaggregation", *QUICK)
 
@@ -34,11 +36,7 @@ def observed() -> Iterator[Observation]:
         seen.append(problem.observation)
         return method.solve(problem)
 
-    patch.setitem(
-        __import__("rlu_cli.core.methods", fromlist=["METHODS"]).METHODS,
-        "disaggregation",
-        dataclasses.replace(method, solve=solve),
-    )
+    patch.setitem(METHODS, "disaggregation", replace(method, solve=solve))
     folder = SAMPLES / "trained_m1"
     local = folder / "client_1.safetensors"
     auditor = Auditor(folder / "global.safetensors", [local], aux=AUX, run=RunOptions(samples=200))
@@ -101,16 +99,9 @@ def test_coarse_numbers_are_left_to_regression(tmp_path: Path) -> None:
     local = SAMPLES / "trained_m1" / "client_0.safetensors"
     state = {name: tensor.half() for name, tensor in tensors(local).items()}
     flags = sample("trained_m1")
-    metadata = json.loads(json.dumps(_metadata(local)))
-    flags[3] = write_safetensors(tmp_path / "client_0.safetensors", state, metadata)
+    flags[3] = write_safetensors(tmp_path / "client_0.safetensors", state, read_checkpoint(local).metadata)
     outcome = call("recover", *flags, *METHOD)
     assert "disaggregation-not-possible" in outcome.codes
-
-
-def _metadata(path: Path) -> dict[str, str]:
-    from rlu_cli.files.checkpoint import read_checkpoint
-
-    return read_checkpoint(path).metadata
 
 
 def test_an_update_that_no_samples_make_is_left_to_others(observed: Observation) -> None:
@@ -170,18 +161,19 @@ def test_the_same_in_any_company_and_from_the_cache(tmp_path: Path) -> None:
         assert alone["classes"] == together[client]["classes"]
 
 
-def test_stateful_schemes_have_their_constants_taken_out(tmp_path: Path) -> None:
-    """Scaffold clients of one step in the third round: what they remember is no gradient of theirs."""
+@pytest.mark.parametrize("scheme", ["scaffold", "feddyn", "feddc"])
+def test_stateful_schemes_have_their_constants_taken_out(tmp_path: Path, scheme: str) -> None:
+    """Clients of one step in the third round: what they remember is no gradient of theirs."""
     root = tmp_path / "archive"
-    flags = ["--arch", "lenet5", "--data", "digits", "--output", root, "--rounds", 3, "--clients", 2]
-    flags += ["--steps", 1, "--batch-size", 8, "--lr", 0.05, "--scheme", "scaffold", "--normalize", "half"]
-    done = call("simulate", *flags)
-    if done.code != 0:
-        pytest.skip(done.err)
-    auditor_flags = ["evaluate", "--archive", root, "--method", "disaggregation", *QUICK]
-    document = call(*auditor_flags).document
-    last = [pair for pair in document["pairs"] if pair["method"] == "disaggregation"]
-    assert last and all(pair["iAcc"] == 1.0 for pair in last)
+    flags = ["--arch", ARCH, "--data", "digits", "--output", root, "--rounds", 3, "--clients", 2]
+    flags += ["--steps", 1, "--batch-size", 8, "--lr", 0.05, "--scheme", scheme, "--aux-per-class", 20]
+    if scheme != "scaffold":
+        flags += ["--lambda", 0.1]
+    assert call("simulate", *flags).code == 0
+    evaluated = ["evaluate", "--archive", root, "--arch", ARCH, "--method", "disaggregation", *QUICK]
+    pairs = [pair for pair in call(*evaluated).document["pairs"] if pair["method"] == "disaggregation"]
+    assert len(pairs) == 6
+    assert all(pair["iAcc"] == 1.0 and not pair["warnings"] for pair in pairs)
 
 
 def test_one_thread_or_two_give_the_same(observed: Observation) -> None:
@@ -200,7 +192,7 @@ def test_clipped_updates_of_early_models_are_exact(tmp_path: Path) -> None:
     before, after = (tensors(folder / f"{name}.safetensors") for name in ("global", "client_0"))
     size = sum(float((after[name] - value).square().sum()) for name, value in before.items()) ** 0.5
     sent = {name: value + 0.3 * (after[name] - value) for name, value in before.items()}
-    metadata = {**_metadata(folder / "client_0.safetensors"), "fl.clip": str(0.3 * size)}
+    metadata = {**read_checkpoint(folder / "client_0.safetensors").metadata, "fl.clip": str(0.3 * size)}
     flags = sample("untrained_m1")
     flags[3] = write_safetensors(tmp_path / "client_0.safetensors", sent, metadata)
     document = call("recover", *flags, *METHOD).document

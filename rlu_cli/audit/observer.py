@@ -20,6 +20,7 @@ from rlu_cli.core.methods.base import check_optimizer
 from rlu_cli.core.methods.disaggregation import out_of_scope
 from rlu_cli.core.types import Clipping, FloatArray, Head, LocalTraining, Observation
 from rlu_cli.core.unit_direction import stands_for_bias
+from rlu_cli.core.update_size import size_is_doubted
 from rlu_cli.core.variates import STATEFUL
 from rlu_cli.files.checkpoint import Checkpoint
 
@@ -198,7 +199,11 @@ class Observer:
         return layers.tail(before, after, constants)
 
     def _best(self, reading: Reading, *, has_bias: bool) -> Method:
-        """What ``auto`` stands for. It hangs on how clients train, not on their numbers."""
+        """What ``auto`` stands for.
+
+        It hangs on how clients train, not on their numbers, but for a single step of another size than
+        training made it, of which `gls` would make the wrong counts.
+        """
         training = reading.record.training
         if self._run.search_iterations and training.optimizer == "sgd":
             return METHODS["rlu"]
@@ -207,17 +212,25 @@ class Observer:
         if training.steps > 1 or training.optimizer != "sgd":
             made = self._clients_in_time(reading)
         noisy = reading.record.noise_std > 0  # then embeddings are looked at too, which aren't stored
-        return best_method(
+
+        def separable() -> bool:
+            return out_of_scope(self._dense(reading), training, start.num_classes) is None
+
+        best = best_method(
             training,
             has_bias=has_bias,
             residuals=start.residuals,
             has_samples=start.samples is not None and not (noisy and self._measured.stored is not None),
             can_replay=training.steps > 1 and self._source.replay_cost(training) <= _REPLAY_COST,
             can_make_clients=made is not None,
-            separable=lambda: out_of_scope(self._dense(reading), training, start.num_classes) is None,
+            separable=separable,
             alone=made is not None and made.own is not None,
             scaled=reading.clipping is not None,
         )
+        sized = training.steps == 1 and not (reading.record.lr_unknown or reading.scaled)
+        if best is METHODS["gls"] and sized and size_is_doubted(reading.observation(start)) and separable():
+            return METHODS["disaggregation"]
+        return best
 
     def _clients_in_time(self, reading: Reading) -> ReplayedClients | None:
         """What makes up clients, where `replay` takes no longer with it than ``auto`` is ready to wait."""

@@ -332,9 +332,11 @@ def _middle(scales: Sequence[float]) -> tuple[float, float]:
 
 
 def _scale_of(scales: Tensor, *, known: bool) -> float | None:
-    """1 where it may be and any candidate says so, else the one on which enough of them agree."""
-    if known and bool(((scales - 1).abs() < _SCALE_ERROR).any()):
+    """The scale on which most candidates agree, with a handicap for 1 where it is known to be that."""
+    near = (scales[:, None] / scales - 1).abs() < _SCALE_ERROR
+    support = near.sum(dim=1)
+    most = int(support.max())
+    told = int(((scales - 1).abs() < _SCALE_ERROR).sum())
+    if known and told and 2 * told >= most:
         return 1.0
-    middle = scales.median()
-    agreeing = scales[(scales / middle - 1).abs() < _SCALE_ERROR]
-    return None if len(agreeing) < _AGREEING else 1.0 / float(agreeing.median())
+    return None if most < _AGREEING else 1.0 / float(scales[near[int(support.argmax())]].median())

@@ -7,6 +7,9 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
+from rlu_cli.core.coarse import check_coarse, storage_resolution
+from rlu_cli.core.gradients import normalised_update
+from rlu_cli.core.path import solve_on_path
 from rlu_cli.core.rate_likelihood import (
     FEWEST,
     Explanation,
@@ -30,6 +33,14 @@ _RIGHT = 0.1
 
 _by_logits: WeakKeyDictionary[ModelStatistics, Explanation] = WeakKeyDictionary()
 """Of each global model."""
+
+
+def size_is_doubted(observation: Observation) -> bool:
+    """Whether one step's update has another size than its training values say; see `size_error`."""
+    if check_coarse(observation.update, resolution=storage_resolution(observation)):
+        return False
+    z = solve_on_path(observation, normalised_update(observation)).solution.z
+    return size_error(observation, z, 0.0) is not None
 
 
 def size_error(observation: Observation, z: FloatArray, moved: float) -> LearningRate | None:

@@ -32,8 +32,8 @@ _LEAST_FOUND = 0.25
 _SLACK = 0.25
 """How far, in samples, the head's update may lie beyond what the samples that remain can add to it."""
 
-_MISSCALED = 1.2
-"""Ratio of sizes from which a warning says so."""
+_MISSCALED, _AGREEING = 1.1, 3
+"""Ratio of sizes from which a warning says so, and how many samples must say it."""
 
 _VAGUE = 1.0
 """Error of the sum of residuals where a unit direction stands for the bias: it says next to nothing."""
@@ -60,23 +60,23 @@ def solve(problem: Problem) -> Estimate:
     observation = problem.observation
     why = out_of_reach(observation)
     if why is not None:
-        return _solve_instead(problem, "disaggregation-not-possible", why)
+        return _solve_instead(problem, Note("disaggregation-not-possible", why))
     found = told_apart(observation, scale_known=not observation.scaled)
     if found is None:
         why = f"the gradients' rank is not that of {problem.total} samples (noise, other training values?)"
-        return _solve_instead(problem, "disaggregation-incomplete", why)
+        return _solve_instead(problem, Note("disaggregation-incomplete", why))
     total, count = problem.total, problem.total - len(found.labels)
     diagnostics: dict[str, float] = {"samples_found": len(found.labels), "gradient_rank": found.rank}
     if len(found.labels) < _LEAST_FOUND * found.rank:
         why = f"{len(found.labels)} of {total} samples could be told apart"
-        return _solve_instead(problem, "disaggregation-incomplete", why, **diagnostics)
+        return _solve_instead(problem, Note("disaggregation-incomplete", why), **diagnostics)
     left = total * problem.u / found.scale - found.residuals.sum(axis=0)
     has_bias = observation.head.bias is not None
     if has_bias and float(np.abs(left).max()) > count + _SLACK:
         why = f"those told apart leave {np.abs(left).max():.2g} of a class for {count} samples more"
-        return _solve_instead(problem, "disaggregation-incomplete", why, **diagnostics)
+        return _solve_instead(problem, Note("disaggregation-incomplete", why), **diagnostics)
     diagnostics["update_scale"] = found.scale
-    notes = () if observation.scaled else _size_notes(found.scale)
+    notes = () if observation.scaled else _size_notes(found)
     if count and _exact_without(problem):
         estimate = GLS.solve(_resized(problem, found.scale))
         told = {**estimate.diagnostics, **diagnostics}
@@ -154,9 +154,10 @@ def _rest(problem: Problem, known: IntArray, found: Disaggregated, left: FloatAr
     return remaining_labels(known, count, left, error, like, seed=observation.seed)
 
 
-def _size_notes(scale: float) -> tuple[Note, ...]:
+def _size_notes(found: Disaggregated) -> tuple[Note, ...]:
     """A warning where the update is of another size than the training values make it."""
-    if abs(math.log(scale)) < math.log(_MISSCALED):
+    scale = found.scale
+    if abs(math.log(scale)) < math.log(_MISSCALED) or len(found.labels) < _AGREEING:
         return ()
     message = (
         f"the update is {scale:.3g} times what the training values make of these samples: the learning "
@@ -165,7 +166,7 @@ def _size_notes(scale: float) -> tuple[Note, ...]:
     return (Note("update-misscaled", message),)
 
 
-def _solve_instead(problem: Problem, code: str, why: str, **found: float) -> Estimate:
+def _solve_instead(problem: Problem, why: Note, **found: float) -> Estimate:
     """The answer of `regression`, or where that is out of its scope of `gls`."""
     observation = problem.observation
     path = observation.residuals
@@ -173,7 +174,7 @@ def _solve_instead(problem: Problem, code: str, why: str, **found: float) -> Est
     fits = path.samples is not None and no_regression(path.start.counts, observation.training) is None
     other = REGRESSION if fits else GLS
     estimate = other.solve(problem)
-    note = Note(code, f"{why}: the counts are those of {other.name}")
+    note = replace(why, message=f"{why.message}: the counts are those of {other.name}")
     return replace(
         estimate, diagnostics={**estimate.diagnostics, **found}, warnings=(*estimate.warnings, note)
     )
