@@ -236,3 +236,28 @@ def test_frozen_layers_hold_none() -> None:
 def test_floors_are_the_least_inputs() -> None:
     x = torch.tensor([[-1.0, 2.0], [-1.0, 3.0], [0.5, 2.5]])
     assert input_floors(x).tolist() == [-1.0, 2.0]
+
+
+@pytest.mark.parametrize("floor", [0.0, -1.0])
+def test_inputs_that_are_never_there_and_floors_below_zero(floor: float) -> None:
+    """Pixels: black is the floor, and an input that is 0 for every sample moves no weight."""
+    torch.manual_seed(5)
+    model = nn.Sequential(nn.Linear(INPUTS, 60), nn.ReLU(), nn.Linear(60, N)).double()
+    drawn = torch.Generator().manual_seed(6)
+    labels = torch.arange(N).repeat(20)
+
+    def pixels(count: int) -> Tensor:
+        x = torch.randn(count, INPUTS, generator=drawn).double().clamp(min=floor)
+        x[:, :7] = 0.0
+        return x
+
+    x, y = pixels(12), labels[torch.randint(0, 120, (12,), generator=drawn)]
+    nn.functional.cross_entropy(model(x), y).backward()
+    first, last = model[0], model[2]
+    gradient = Head(first.weight.grad.numpy(), first.bias.grad.numpy())  # type: ignore[union-attr, operator]
+    head = Head(first.weight.detach().numpy(), first.bias.detach().numpy())  # type: ignore[operator]
+    tail = DenseTail((DenseLayer(head, HeadUpdate(gradient.weight, gradient.bias), pixels(120).numpy()),), 1)
+    out = Head(last.weight.detach().numpy(), last.bias.detach().numpy())  # type: ignore[operator]
+    found = disaggregate(tail, [gradient], out, 12)
+    assert found is not None and len(found.labels) >= 11
+    assert not Counter(found.labels.tolist()) - Counter(y.tolist())

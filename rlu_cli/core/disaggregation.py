@@ -98,6 +98,9 @@ def told_apart(observation: Observation, *, scale_known: bool) -> Disaggregated 
         )
         for layer in tail.layers
     ]
+    parts = (part for each in gradients for part in (each.weight, each.bias) if part is not None)
+    if not all(np.isfinite(part).all() for part in parts):
+        return None
     with one_thread():  # many small systems
         return disaggregate(
             tail,
@@ -235,7 +238,8 @@ class _Search:
         first = self._spaces[0].factors
         views = jacobians[0] @ self._sum_zero
         outside = views - first.left @ (first.left.T @ views)
-        small = torch.linalg.eigh(outside.transpose(1, 2) @ outside).eigenvectors[:, :, 0]
+        squares = torch.nan_to_num(outside.transpose(1, 2) @ outside)
+        small = torch.linalg.eigh(squares).eigenvectors[:, :, 0]
         r = small @ self._sum_zero.T
         r = torch.where((r > 0).sum(1, keepdim=True) * 2 >= r.shape[1], r, -r)
         labels = r.argmin(dim=1)

@@ -51,7 +51,7 @@ class Space:
 class SparsePoints:
     """Possible samples: x = V p, with x's constant 1.
 
-    inputs : of the first layer, all d of them, on or above their floors, shape (K, d)
+    inputs : of the first layer, all d of them, shape (K, d)
     plausible : whether no input lies below its floor by more than noise
     """
 
@@ -60,6 +60,7 @@ class SparsePoints:
 
 
 def space_of(layer: Head, inputs: FloatArray, factors: Factors) -> Space:
+    """How the search sees a layer with these auxiliary samples' inputs, shape (M, d), and gradient."""
     x = torch.from_numpy(inputs).double()
     floors = input_floors(x)
     zeros = x <= floors
@@ -115,8 +116,8 @@ def sparse_points(
         weights = on / (above.abs() + floor)
         if second is not None:
             link.update(p, step)
-    inputs = first.floors.expand(len(p), -1).clone()
     columns = first.factors.columns
+    inputs = V.new_zeros(len(p), len(first.floors))  # where all of G's column is 0, all of x is
     x = p[:, :R] @ kept.T
     depth = x - first.floors[columns]
     largest = depth.amax(dim=1, keepdim=True)
@@ -136,11 +137,8 @@ class _Link:
         _, kept, constant = first.basis(bases[0][1])
         self._V, _, self._constant = second.basis(bases[1][1])
         rows = second.factors.columns[second.used]
-        # inputs that are on their floor for all of the client's samples add nothing but that
-        lost = torch.ones(first.weight.shape[1], dtype=torch.bool)
-        lost[first.factors.columns] = False
-        offset = first.bias + first.weight[:, lost] @ first.floors[lost]
-        self._T = (first.weight[rows][:, first.factors.columns] @ kept) + offset[rows, None] * constant
+        columns = first.factors.columns  # the other inputs are 0 for all of the client's samples
+        self._T = (first.weight[rows][:, columns] @ kept) + first.bias[rows, None] * constant
         self._on = ~zeros
         self._weights = torch.ones_like(zeros, dtype=self._V.dtype)
         self._TT, self._TV = _outer(self._T, self._T), _outer(self._T, self._V)
