@@ -199,6 +199,6 @@ def test_truth_is_required() -> None:
 def test_warnings_are_told(tmp_path: Path) -> None:
     outcome = call("evaluate", *sample("untrained_m1"), *QUICK, "--lr", 0.001, "--truth", KNOWN)
     (entry,) = outcome.document["results"]
-    codes = ["update-too-large", "update-misscaled", "update-unexplained"]
+    codes = ["update-too-large", "update-unexplained", "update-misscaled"]
     assert [warning["code"] for warning in entry["warnings"]] == codes
     assert "update-too-large" in outcome.err
