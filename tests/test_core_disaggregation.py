@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from rlu_cli.core.dense_layers import DenseLayer, DenseTail, factorise, input_floors, separable
+from rlu_cli.core.dense_layers import DenseLayer, DenseTail, LayerInputs, factorise, separable
 from rlu_cli.core.disaggregation import Disaggregated, disaggregate
 from rlu_cli.core.types import FloatArray, Head, HeadUpdate
 
@@ -80,10 +80,10 @@ class World:
         labels = torch.arange(N).repeat(20)
         state, aux = self.inputs(labels, 3), []
         for layer in linear[:-1]:
-            aux.append(state.numpy())
+            aux.append(state)
             state = layer(state).clamp(min=0).detach()
         layers = tuple(
-            DenseLayer(head, HeadUpdate(-0.01 * change.weight, change.bias), seen)
+            DenseLayer(head, HeadUpdate(-0.01 * change.weight, change.bias), LayerInputs(seen))
             for head, change, seen in zip(heads[:-1], moved[:-1], aux, strict=True)
         )
         return DenseTail(layers, len(layers)), moved[:-1], heads[-1]
@@ -198,7 +198,7 @@ def layer(outputs: int, inputs: int, zeros: float, seed: int = 0) -> DenseLayer:
     rng = np.random.default_rng(seed)
     x = np.where(rng.random((50, inputs)) < zeros, 0.0, rng.random((50, inputs)) + 0.1)
     head = Head(np.zeros((outputs, inputs)), np.zeros(outputs))
-    return DenseLayer(head, HeadUpdate(head.weight + 1.0, head.bias), x)
+    return DenseLayer(head, HeadUpdate(head.weight + 1.0, head.bias), LayerInputs(torch.from_numpy(x)))
 
 
 @pytest.mark.parametrize(
@@ -235,7 +235,7 @@ def test_frozen_layers_hold_none() -> None:
 
 def test_floors_are_the_least_inputs() -> None:
     x = torch.tensor([[-1.0, 2.0], [-1.0, 3.0], [0.5, 2.5]])
-    assert input_floors(x).tolist() == [-1.0, 2.0]
+    assert LayerInputs(x).floors.tolist() == [-1.0, 2.0]
 
 
 @pytest.mark.parametrize("floor", [0.0, -1.0])
@@ -256,7 +256,9 @@ def test_inputs_that_are_never_there_and_floors_below_zero(floor: float) -> None
     first, last = model[0], model[2]
     gradient = Head(first.weight.grad.numpy(), first.bias.grad.numpy())  # type: ignore[union-attr, operator]
     head = Head(first.weight.detach().numpy(), first.bias.detach().numpy())  # type: ignore[operator]
-    tail = DenseTail((DenseLayer(head, HeadUpdate(gradient.weight, gradient.bias), pixels(120).numpy()),), 1)
+    tail = DenseTail(
+        (DenseLayer(head, HeadUpdate(gradient.weight, gradient.bias), LayerInputs(pixels(120))),), 1
+    )
     out = Head(last.weight.detach().numpy(), last.bias.detach().numpy())  # type: ignore[operator]
     found = disaggregate(tail, [gradient], out, 12)
     assert found is not None and len(found.labels) >= 11

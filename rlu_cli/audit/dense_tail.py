@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from rlu_cli.audit.network import Network
-from rlu_cli.core.dense_layers import DenseLayer, DenseTail
+from rlu_cli.audit.updates import is_exact
+from rlu_cli.core.dense_layers import DenseLayer, DenseTail, LayerInputs
 from rlu_cli.core.fits import Arrays
 from rlu_cli.core.types import Head, HeadUpdate
 
@@ -37,6 +39,10 @@ class DenseLayers:
 
     inputs: Mapping[str, Tensor]
 
+    @cached_property
+    def _shared(self) -> dict[str, LayerInputs]:
+        return {name: LayerInputs(x) for name, x in self.inputs.items()}
+
     def tail(
         self,
         before: Mapping[str, Tensor],
@@ -51,11 +57,11 @@ class DenseLayers:
         constants : what the scheme adds to every gradient, of all parameters, None where nothing
         """
         layers = []
-        for name, inputs in self.inputs.items():
+        for name, inputs in self._shared.items():
             parts = [f"{name}.{part}" for part in ("weight", "bias")]
             if not all(part in before and part in after for part in parts):
                 return None
-            if any(_is_coarse(tensors[part]) for tensors in (before, after) for part in parts):
+            if any(not is_exact(tensors[part]) for tensors in (before, after) for part in parts):
                 return None
             weight, bias = (before[part].double().cpu() for part in parts)
             moved = [after[part].double().cpu() - before[part].double().cpu() for part in parts]
@@ -66,7 +72,7 @@ class DenseLayers:
                 DenseLayer(
                     Head(weight.numpy(), bias.numpy()),
                     HeadUpdate(moved[0].numpy(), moved[1].numpy()),
-                    inputs.double().numpy(),
+                    inputs,
                     None if added is None else Head(added[0], added[1]),
                 )
             )
@@ -151,7 +157,3 @@ def _some(inputs: Tensor) -> Tensor:
     """Rows spread evenly over all samples."""
     rows = np.unique(np.linspace(0, len(inputs) - 1, min(len(inputs), _MOST_SAMPLES)).astype(int))
     return inputs[torch.from_numpy(rows)]
-
-
-def _is_coarse(tensor: Tensor) -> bool:
-    return not tensor.is_floating_point() or torch.finfo(tensor.dtype).eps > torch.finfo(torch.float32).eps

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property
+from weakref import WeakKeyDictionary
 
 from rlu_cli.audit.clipping import Clipped, clip_factor, clipped_norm
 from rlu_cli.audit.measurements import Measurements
@@ -57,6 +58,7 @@ class Observer:
     ) -> None:
         self._source, self._measured, self._run = source, measured, run
         self._reference, self._named, self._head_name = reference, named, head_name
+        self._tails: WeakKeyDictionary[Reading, DenseTail | None] = WeakKeyDictionary()
         self._makers: dict[tuple[int | None, float | Clipping], ReplayedClients] = {}
 
     def readings(self, sent: Reading, names: Sequence[str]) -> list[tuple[Method, Reading]]:
@@ -183,6 +185,11 @@ class Observer:
 
     def _dense(self, reading: Reading) -> DenseTail | None:
         """The dense layers before the head, where their update is the exact gradient of one batch."""
+        if reading not in self._tails:
+            self._tails[reading] = self._dense_tail(reading)
+        return self._tails[reading]
+
+    def _dense_tail(self, reading: Reading) -> DenseTail | None:
         record = reading.record
         training = record.training
         single = training.steps == 1 and training.optimizer == "sgd"

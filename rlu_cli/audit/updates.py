@@ -149,6 +149,11 @@ def check_kind(kind: Update, local: Mapping[str, Tensor], reference: Mapping[str
     return []
 
 
+def is_exact(tensor: Tensor) -> bool:
+    """Whether numbers are stored as finely as training computes them, float32."""
+    return tensor.is_floating_point() and torch.finfo(tensor.dtype).eps <= _FLOAT32
+
+
 def stored_rounding(*stored: Tensor) -> float:
     """√(Σ ‖half a unit in the last place‖²) of tensors in a type coarser than float32; 0 for others.
 
@@ -156,7 +161,7 @@ def stored_rounding(*stored: Tensor) -> float:
     """
     total = 0.0
     for tensor in stored:
-        if tensor.is_floating_point() and torch.finfo(tensor.dtype).eps > _FLOAT32:
+        if tensor.is_floating_point() and not is_exact(tensor):
             about = torch.finfo(tensor.dtype)
             sizes = tensor.double().abs().clamp(min=about.smallest_normal)
             total += float((about.eps / 2 * sizes).square().sum())

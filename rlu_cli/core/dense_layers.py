@@ -8,7 +8,39 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from rlu_cli.core.types import FloatArray, Head, HeadUpdate
+from rlu_cli.core.types import Head, HeadUpdate
+
+
+@dataclass(frozen=True, eq=False)
+class LayerInputs:
+    """What a layer reads of the auxiliary samples under the global model, x, shape (M, d).
+
+    All clients of a model share it, so what follows from it is worked out once.
+    """
+
+    values: Tensor
+
+    @cached_property
+    def floors(self) -> Tensor:
+        """The least value of each input, shape (d,), float64: 0 behind a rectifier, black for pixels."""
+        return self.values.min(dim=0).values.double()
+
+    @cached_property
+    def low(self) -> Tensor:
+        """Which inputs lie on their floor, shape (M, d)."""
+        return self.values <= self.floors
+
+    @cached_property
+    def informative(self) -> Tensor:
+        """Which inputs lie on their floor for some samples and above it for others, shape (d,)."""
+        count, times = len(self.values), self.low.sum(dim=0)
+        return (times > max(1.0, 0.01 * count)) & (times < count)
+
+    @cached_property
+    def equations(self) -> tuple[float, float]:
+        """How many informative inputs of a median sample lie on their floors, and how many there are."""
+        zeros = self.low[:, self.informative].sum(dim=1).double().median()
+        return float(zeros), float(self.informative.sum())
 
 
 @dataclass(frozen=True, eq=False)
@@ -17,13 +49,13 @@ class DenseLayer:
 
     layer : W (n, d) and b (n,)
     update : ΔW and Δb
-    inputs : x of the auxiliary samples under the global model, shape (M, d)
+    inputs : x of the auxiliary samples
     constant : what the scheme adds to every gradient of W and b, None where nothing
     """
 
     layer: Head
     update: HeadUpdate
-    inputs: FloatArray
+    inputs: LayerInputs
     constant: Head | None = None
 
 
@@ -110,17 +142,6 @@ def factorise(gradient: Head, most: int) -> Factors:
     return Factors(kept, rows, columns, left[:, :rank], values[:rank], right[:rank].T, noise)
 
 
-def informative(inputs: Tensor, floors: Tensor) -> Tensor:
-    """Which inputs lie on their floor for some auxiliary samples and above it for others, shape (d,)."""
-    low = (inputs <= floors).sum(dim=0)
-    return (low > max(1.0, 0.01 * len(inputs))) & (low < len(inputs))
-
-
-def input_floors(inputs: Tensor) -> Tensor:
-    """The least value of each input, shape (d,): 0 behind a rectifier, black for pixels."""
-    return inputs.min(dim=0).values
-
-
 _SPARE = 10
 """Rows and columns beyond the samples, of which the noise is read and mistakes are seen."""
 
@@ -140,7 +161,7 @@ def separable(tail: DenseTail, total: int, num_classes: int) -> DenseTail | None
     if total > _MOST_SAMPLES:
         return None
     large = [min(_shape(each)) >= total + _SPARE + num_classes for each in tail.layers]
-    telling = [_equations(layer) for layer in tail.layers]
+    telling = [layer.inputs.equations for layer in tail.layers]
     for first in range(len(large)):
         for searched in (2, 1):
             part = range(first, first + searched)
@@ -156,12 +177,3 @@ def _shape(layer: DenseLayer) -> tuple[int, int]:
     """Of its gradient; 0 of a layer that was frozen."""
     n, d = layer.layer.weight.shape if layer.update.weight.any() else (0, 0)
     return int(n), int(d) + 1
-
-
-def _equations(layer: DenseLayer) -> tuple[float, float]:
-    """How many telling inputs of a median auxiliary sample lie on their floors, and how many there are."""
-    inputs = torch.from_numpy(layer.inputs)
-    floors = input_floors(inputs)
-    used = informative(inputs, floors)
-    zeros = (inputs <= floors)[:, used].sum(dim=1).double().median()
-    return float(zeros), float(used.sum())

@@ -29,9 +29,11 @@ _NOISE_RATIO = 2.0
 _SOFTMAX_ERROR = 0.05
 """By how much r ∝ s − onehot as the column space has it and as the inputs have it may differ, r_y = −1."""
 
-_SCALE_ERROR, _AGREEING = 0.15, 3
-"""Relative, of the scale that a candidate tells against that of the others, and how many must agree on one
-that training values don't explain."""
+_SCALE_ERROR = 0.15
+"""Relative, of the scale that a candidate tells against that of the others."""
+
+AGREEING = 3
+"""Samples that must agree on a scale that training values don't explain."""
 
 _SAME = 0.5
 """Above which xᵀ G⁺ δ, B for a sample's own x and δ and 0 for two samples', says that both are one."""
@@ -343,4 +345,4 @@ def _scale_of(scales: Tensor, *, known: bool) -> float | None:
     told = int(((scales - 1).abs() < _SCALE_ERROR).sum())
     if known and told and 2 * told >= most:
         return 1.0
-    return None if most < _AGREEING else 1.0 / float(scales[near[int(support.argmax())]].median())
+    return None if most < AGREEING else 1.0 / float(scales[near[int(support.argmax())]].median())

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from rlu_cli.core.disaggregation import told_apart
+from rlu_cli.core.disaggregation import AGREEING, told_apart
 from rlu_cli.core.rate_likelihood import (
     FEWEST,
     LARGEST,
@@ -24,8 +24,8 @@ from rlu_cli.errors import MismatchError
 _REPLAYS, _RISE, _FLATTEST = 5, 0.26, 0.1
 """Of training, for its distance; steps of the rate's logarithm; the least slope that is believed."""
 
-_FEWEST_APART, _NORMAL = 3, 1.96
-"""Samples that must agree; 95 % point of the normal distribution."""
+_NORMAL = 1.96
+"""95 % point of the normal distribution."""
 
 _STUDENT = 2.776
 """95 % point of Student's t, for a standard deviation from so many."""
@@ -79,7 +79,7 @@ def rate_by_samples(observation: Observation) -> LearningRate | None:
     samples is it.
     """
     found = told_apart(observation, scale_known=False)
-    if found is None or len(found.labels) < _FEWEST_APART:
+    if found is None or len(found.labels) < AGREEING:
         return None
     return from_logarithm(math.log(found.scale), _NORMAL * found.deviation)
 

@@ -6,13 +6,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from rlu_cli.core.synthetic_clients import FULLEST, SPARSEST
 from rlu_cli.core.types import FloatArray, IntArray
 
 _DRAWS = 20_000
 _ENOUGH = 200.0
 """Draws made, and how many of them in effect a posterior is read from."""
 
-_CONCENTRATIONS = np.geomspace(0.1, 3.0, 16)
+_CONCENTRATIONS = np.geomspace(SPARSEST, FULLEST, 16)
 """Of the Dirichlet prior of class mixes, log-uniform."""
 
 _UNEVEN = 0.5

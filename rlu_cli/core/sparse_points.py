@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rlu_cli.core.dense_layers import Factors, informative, input_floors
-from rlu_cli.core.types import FloatArray, Head
+from rlu_cli.core.dense_layers import Factors, LayerInputs
+from rlu_cli.core.types import Head
 
 _COORDINATES = 600
 """Inputs of a layer that the search looks at, at most."""
@@ -59,20 +59,17 @@ class SparsePoints:
     plausible: Tensor
 
 
-def space_of(layer: Head, inputs: FloatArray, factors: Factors) -> Space:
-    """How the search sees a layer with these auxiliary samples' inputs, shape (M, d), and gradient."""
-    x = torch.from_numpy(inputs).double()
-    floors = input_floors(x)
-    zeros = x <= floors
-    share = zeros.double().mean(dim=0)
+def space_of(layer: Head, inputs: LayerInputs, factors: Factors) -> Space:
+    """How the search sees a layer with these inputs of auxiliary samples, and its gradient."""
     kept = factors.columns
-    used = informative(x, floors)[kept].nonzero()[:, 0]
+    used = inputs.informative[kept].nonzero()[:, 0]
     if len(used) > _COORDINATES:
+        share = inputs.low.double().mean(dim=0)
         telling = (share * (1 - share))[kept][used].argsort(descending=True, stable=True)[:_COORDINATES]
         used = used[telling.sort().values]
     assert layer.bias is not None
     weight, bias = torch.from_numpy(layer.weight), torch.from_numpy(layer.bias)
-    return Space(factors, weight, bias, used, zeros[:, kept][:, used], floors)
+    return Space(factors, weight, bias, used, inputs.low[:, kept[used]], inputs.floors)
 
 
 def sparse_points(

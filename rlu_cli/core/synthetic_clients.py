@@ -17,7 +17,7 @@ _NOISES = 2048
 _TOGETHER = 400
 """Clients that share one reweighting of the auxiliary samples."""
 
-_SPARSEST, _FULLEST = 0.1, 3.0
+SPARSEST, FULLEST = 0.1, 3.0
 """Dirichlet concentrations of the class mixes, from a few classes a client to nearly all alike."""
 
 _SMALLEST = 0.05
@@ -200,7 +200,7 @@ class ClientSimulator:
 
 def draw_mixes(clients: int, num_classes: int, rng: np.random.Generator) -> FloatArray:
     """Class proportions (clients, N), Dirichlet's with a concentration drawn log-uniformly from 0.1 to 3."""
-    alpha = np.exp(rng.uniform(np.log(_SPARSEST), np.log(_FULLEST), (clients, 1)))
+    alpha = np.exp(rng.uniform(np.log(SPARSEST), np.log(FULLEST), (clients, 1)))
     return _dirichlet(alpha, (clients, num_classes), rng)
 
 

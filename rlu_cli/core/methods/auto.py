@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from rlu_cli.core.methods.base import Method
 from rlu_cli.core.methods.disaggregation import DISAGGREGATION
-from rlu_cli.core.methods.gls import BOUNDED_STEPS, EXACT, GLS, ResidualModel, foreseen_error
+from rlu_cli.core.methods.gls import BOUNDED_STEPS, GLS, ResidualModel, foreseen_error, is_exact
 from rlu_cli.core.methods.regression import REGRESSION
 from rlu_cli.core.methods.regression import out_of_scope as no_regression
 from rlu_cli.core.methods.replay import REPLAY
@@ -62,17 +62,17 @@ def best_method(
     if training.optimizer != "sgd":
         return REPLAY if can_make_clients and no_replay(counts, training) is None else SURROGATE
     few = counts.sum() < _FEWEST_SAMPLES * len(counts) or len(counts) > MOST_CLASSES
-    model = ResidualModel([(1.0, residuals)], training)
     if training.steps > 1:
         if few:
             return RLU
-        many, trained = training.steps > BOUNDED_STEPS, foreseen_error(model) > _TRAINED
+        many = training.steps > BOUNDED_STEPS
+        trained = foreseen_error(ResidualModel([(1.0, residuals)], training)) > _TRAINED
         if can_make_clients and no_replay(counts, training) is None and (many or not alone):
             return REPLAY
         if not can_replay:
             return RLU
         return RLU if many and trained else GLS
-    exact = not few and training.samples * foreseen_error(model) <= EXACT and not scaled
+    exact = not few and not scaled and is_exact(residuals, training)
     if not exact and separable():
         return DISAGGREGATION
     if few:

@@ -8,9 +8,9 @@ from dataclasses import replace
 import numpy as np
 
 from rlu_cli.core.dense_layers import DenseTail, separable
-from rlu_cli.core.disaggregation import Disaggregated, told_apart
+from rlu_cli.core.disaggregation import AGREEING, Disaggregated, told_apart
 from rlu_cli.core.methods.base import Capabilities, Method, Problem
-from rlu_cli.core.methods.gls import EXACT, GLS, ResidualModel, foreseen_error
+from rlu_cli.core.methods.gls import GLS, is_exact
 from rlu_cli.core.methods.regression import REGRESSION
 from rlu_cli.core.methods.regression import out_of_scope as no_regression
 from rlu_cli.core.remaining import Remaining, lookalikes, remaining_labels
@@ -32,8 +32,8 @@ _LEAST_FOUND = 0.25
 _SLACK = 0.25
 """How far, in samples, the head's update may lie beyond what the samples that remain can add to it."""
 
-_MISSCALED, _AGREEING = 1.1, 3
-"""Ratio of sizes from which a warning says so, and how many samples must say it."""
+_MISSCALED = 1.1
+"""Ratio of sizes from which a warning says so."""
 
 _VAGUE = 1.0
 """Error of the sum of residuals where a unit direction stands for the bias: it says next to nothing."""
@@ -77,7 +77,9 @@ def solve(problem: Problem) -> Estimate:
         return _solve_instead(problem, Note("disaggregation-incomplete", why), **diagnostics)
     diagnostics["update_scale"] = found.scale
     notes = () if observation.scaled else _size_notes(found)
-    if count and _exact_without(problem):
+    path = observation.residuals
+    assert path is not None
+    if count and is_exact(path.start, observation.training):
         estimate = GLS.solve(_resized(problem, found.scale))
         told = {**estimate.diagnostics, **diagnostics}
         return replace(estimate, diagnostics=told, warnings=(*estimate.warnings, *notes), any_size=True)
@@ -134,14 +136,6 @@ def _divided(bias: FloatArray | None, scale: float) -> FloatArray | None:
     return None if bias is None else bias / scale
 
 
-def _exact_without(problem: Problem) -> bool:
-    """Whether `gls` expects to get less than half a sample wrong: the model hardly tells classes apart."""
-    path = problem.observation.residuals
-    assert path is not None
-    model = ResidualModel([(1.0, path.start)], problem.observation.training)
-    return problem.total * foreseen_error(model) <= EXACT
-
-
 def _rest(problem: Problem, known: IntArray, found: Disaggregated, left: FloatArray) -> Remaining:
     """The labels of the samples that were not told apart, of whose residuals the sum is left."""
     observation = problem.observation
@@ -157,7 +151,7 @@ def _rest(problem: Problem, known: IntArray, found: Disaggregated, left: FloatAr
 def _size_notes(found: Disaggregated) -> tuple[Note, ...]:
     """A warning where the update is of another size than the training values make it."""
     scale = found.scale
-    if abs(math.log(scale)) < math.log(_MISSCALED) or len(found.labels) < _AGREEING:
+    if abs(math.log(scale)) < math.log(_MISSCALED) or len(found.labels) < AGREEING:
         return ()
     message = (
         f"the update is {scale:.3g} times what the training values make of these samples: the learning "

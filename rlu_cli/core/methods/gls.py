@@ -199,10 +199,6 @@ def _shown(moments: ResidualMoments, lengths: FloatArray) -> ResidualMoments:
     return ResidualMoments(moments.mean * lengths[:, None], scaled, moments.counts)
 
 
-EXACT = 0.5
-"""Samples that it may expect to get wrong of a client before a method that takes seconds is worth them."""
-
-
 def solve_instead(problem: Problem, *notes: Note, **found: float) -> Estimate:
     """The answer for a method that has none here, with its notes and diagnostics."""
     estimate = solve(problem)
@@ -247,6 +243,15 @@ def fit(model: ResidualModel, u: FloatArray) -> Fit:
         z = solution.z
     freedom = len(u) + 1 - int(np.count_nonzero(z > 0))
     return Fit(model, solution, white[:, :-1], solution.residual**2, freedom)
+
+
+_EXACT = 0.5
+"""Samples that it may expect to get wrong of a client before a method that takes seconds is worth them."""
+
+
+def is_exact(residuals: ResidualMoments, training: LocalTraining) -> bool:
+    """Whether one step's client gets hardly any label wrong: the model barely tells classes apart."""
+    return training.samples * foreseen_error(ResidualModel([(1.0, residuals)], training)) <= _EXACT
 
 
 def foreseen_error(model: ResidualModel) -> float:
