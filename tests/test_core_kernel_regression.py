@@ -12,6 +12,8 @@ from rlu_cli.core.kernel_regression import (
     KernelRegression,
     _bordered,
     _left_out,
+    _of_present,
+    _on_simplex,
     _with_product,
     squared_distances,
 )
@@ -20,11 +22,11 @@ from rlu_cli.core.types import FloatArray
 N = 4
 
 
-def clients(count: int, *, noise: float, seed: int = 0) -> Replays:
+def clients(count: int, *, noise: float, seed: int = 0, absent: float = 0.1) -> Replays:
     """Features from which the proportions follow, but for noise on their roots; the third is constant."""
     rng = np.random.default_rng(seed)
     z = rng.dirichlet(np.full(N, 0.7), count)
-    z[:, 1:][rng.random((count, N - 1)) < 0.1] = 0.0
+    z[:, 1:][rng.random((count, N - 1)) < absent] = 0.0
     z /= z.sum(axis=1, keepdims=True)
     root = np.sqrt(z) + noise * rng.normal(size=z.shape)
     features = np.stack((root, np.tanh(3 * root - 1), np.ones_like(z), rng.normal(size=z.shape)), axis=2)
@@ -148,6 +150,29 @@ def test_bounds_hold_about_as_often_as_they_say(noise: float) -> None:
         chosen = (presence >= below) & (presence < above)
         if chosen.sum() > 100:
             assert np.mean(z[chosen] > 0) == pytest.approx(presence[chosen].mean(), abs=0.08)
+
+
+def test_a_class_that_is_likelier_absent_has_no_samples() -> None:
+    """The median of such a count is zero, which errs least where it errs by absolute values."""
+    found = KernelRegression(clients(200, noise=0.15, absent=0.6), guesses=1)
+    others = clients(400, noise=0.15, seed=1, absent=0.6)
+    errors = {True: 0.0, False: 0.0}
+    for z, features in zip(others.proportions, others.features, strict=True):
+        said = found(features)
+        assert said.proportions.sum() == pytest.approx(1.0)
+        np.testing.assert_array_equal(said.proportions == 0, said.presence < 0.5)
+        assert np.all((said.low <= said.proportions) & (said.proportions <= said.high))
+        kernel = found._kernel(found._inputs(features[None]), found._guessed(features))
+        rooted = _on_simplex((kernel @ found._weights + found._offset)[None])[0]
+        for zeroed, answer in ((True, said.proportions), (False, rooted)):
+            errors[zeroed] += 0.5 * float(np.abs(answer - z).sum()) / len(others.proportions)
+    assert errors[True] < errors[False]
+
+
+def test_one_class_is_kept_where_all_are_likelier_absent() -> None:
+    z = np.array([[0.6, 0.4, 0.0], [0.5, 0.3, 0.2]])
+    presence = np.array([[0.4, 0.3, 0.1], [0.9, 0.5, 0.4]])
+    np.testing.assert_allclose(_of_present(z, presence), [[0.6, 0.4, 0.0], [0.625, 0.375, 0.0]])
 
 
 def test_strange_features_are_told_from_known_ones() -> None:

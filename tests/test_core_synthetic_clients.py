@@ -15,6 +15,7 @@ from rlu_cli.core.recover import head_update
 from rlu_cli.core.synthetic_clients import (
     ClientSimulator,
     bandwidth,
+    draw_mixes,
     sample_features,
     update_features,
     without_size,
@@ -89,6 +90,24 @@ def test_mixes_are_of_all_kinds() -> None:
     present = (counts > 0).sum(axis=1)
     assert np.all(np.bincount(present, minlength=N + 1)[1:] > 100)
     np.testing.assert_allclose(counts.mean(axis=0), 16 / N, atol=0.3)
+
+
+@pytest.mark.parametrize("classes", [1, 2, 3, 10, 100])
+def test_one_mix_in_eleven_is_of_few_classes(classes: int) -> None:
+    drawn = 11_000
+    mixes = draw_mixes(drawn, classes, np.random.default_rng(0))
+    np.testing.assert_allclose(mixes.sum(axis=1), 1.0)
+    assert np.all(mixes >= 0)
+    absent = (mixes == 0).sum(axis=1)
+    few = absent > 0
+    if classes == 1:
+        assert not few.any()
+        return
+    assert abs(few.sum() - drawn / 11) < 4 * np.sqrt(drawn / 11)
+    there = classes - absent[few]
+    assert there.max() <= max(1, classes // 2)
+    assert set(range(1, min(4, classes // 2) + 1)) <= set(there.tolist())
+    np.testing.assert_allclose(mixes.mean(axis=0), 1 / classes, atol=5 / np.sqrt(drawn * classes))
 
 
 def test_draws_follow_the_seed() -> None:

@@ -59,7 +59,8 @@ class KernelRegression:
     least error on clients left out, which needs no further fit: without the rows of client b the error is
     ((K + λI)⁻¹_bb)⁻¹ α_b. The same errors, of the left-out proportions nearest to the one predicted, give the
     bounds; where clients were added that are near the answer, theirs do. What left-out proportions say of
-    which classes were there gives the presence (`PresenceModel`). Of n
+    which classes were there gives the presence (`PresenceModel`). A class that is likelier absent than there
+    has no samples: that is the median of its count, which makes the least absolute error. Of n
     errors the next one exceeds the k-th largest with probability k/(n + 1), so for 2.5 % the bounds are at
     k = 0.025 (n + 1), between the order statistics.
 
@@ -139,7 +140,8 @@ class KernelRegression:
         predicted = _on_simplex((self._true - errors).reshape(-1, N))
         self._known = np.sqrt(predicted).ravel()
         self._presence = PresenceModel(predicted, self._true.reshape(-1, N) > 0)
-        self.error = 0.5 * float(np.abs(predicted - np.square(self._true).reshape(-1, N)).sum(axis=1).mean())
+        found = _of_present(predicted, self._presence(predicted))
+        self.error = 0.5 * float(np.abs(found - np.square(self._true).reshape(-1, N)).sum(axis=1).mean())
 
     @property
     def clients(self) -> int:
@@ -168,7 +170,9 @@ class KernelRegression:
         for n, root in enumerate(np.sqrt(z)):
             edges = root + np.quantile(errors[_nearest(known, root, taken)], [edge, 1 - edge])
             low[n], high[n] = np.square(np.clip(edges, 0.0, 1.0))
-        return ClassPrediction(z, np.minimum(low, z), np.maximum(high, z), self._presence(z[None])[0])
+        presence = self._presence(z[None])
+        z = _of_present(z[None], presence)[0]
+        return ClassPrediction(z, np.minimum(low, z), np.maximum(high, z), presence[0])
 
     def _compared(self, N: int) -> tuple[float, float, float]:
         """γ, λ and β of the least error."""
@@ -249,6 +253,13 @@ def _left_out(inverse: FloatArray, targets: FloatArray, block: int) -> tuple[Flo
     own = np.stack([blocks[b, :, b] for b in range(len(blocks))])
     errors = np.linalg.solve(own, weights.reshape(-1, block)[:, :, None])[:, :, 0]
     return weights, np.asarray(errors.ravel(), dtype=np.float64)
+
+
+def _of_present(z: FloatArray, presence: FloatArray) -> FloatArray:
+    """Rows without the classes that are likelier absent than there, with sum 1; as they are where none is left."""
+    kept = np.where(presence < 0.5, 0.0, z)
+    total = kept.sum(axis=1, keepdims=True)
+    return np.where(total > 0, kept / np.where(total > 0, total, 1.0), z)
 
 
 def _on_simplex(roots: FloatArray) -> FloatArray:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from rlu_cli.core.parallel import for_each
@@ -19,6 +20,10 @@ _TOGETHER = 400
 
 SPARSEST, FULLEST = 0.1, 3.0
 """Dirichlet concentrations of the class mixes, from a few classes a client to nearly all alike."""
+
+_OF_FEW = 1 / 11
+"""Share of clients that have only a few classes, as where data sets are cut into shards by class. More of
+them would make the others' counts worse."""
 
 _SMALLEST = 0.05
 """Factor by which clipping scales an update, at least."""
@@ -199,9 +204,17 @@ class ClientSimulator:
 
 
 def draw_mixes(clients: int, num_classes: int, rng: np.random.Generator) -> FloatArray:
-    """Class proportions (clients, N), Dirichlet's with a concentration drawn log-uniformly from 0.1 to 3."""
+    """Class proportions, shape (clients, N), of clients that may be skewed in any way.
+
+    They are Dirichlet's, with a concentration drawn log-uniformly from 0.1 to 3: of ten clients in eleven
+    over all classes, of the eleventh over k of them, k log-uniform up to N/2.
+    """
+    N = num_classes
     alpha = np.exp(rng.uniform(np.log(SPARSEST), np.log(FULLEST), (clients, 1)))
-    return _dirichlet(alpha, (clients, num_classes), rng)
+    k = np.floor(np.exp(rng.uniform(0.0, np.log(max(N / 2, 1.0)), clients)))
+    k = np.where(rng.random(clients) < _OF_FEW, k, N)
+    place = np.argsort(np.argsort(rng.random((clients, N)), axis=1), axis=1)
+    return _dirichlet(alpha, (clients, N), rng, there=place < k[:, None])
 
 
 def mixes_near(z: FloatArray, clients: int, rng: np.random.Generator, *, concentration: float) -> FloatArray:
@@ -209,8 +222,15 @@ def mixes_near(z: FloatArray, clients: int, rng: np.random.Generator, *, concent
     return _dirichlet(concentration * z + _EVERYWHERE, (clients, len(z)), rng)
 
 
-def _dirichlet(alpha: FloatArray, shape: tuple[int, int], rng: np.random.Generator) -> FloatArray:
-    parts = rng.standard_gamma(alpha, shape) + np.finfo(float).tiny
+def _dirichlet(
+    alpha: FloatArray,
+    shape: tuple[int, int],
+    rng: np.random.Generator,
+    *,
+    there: NDArray[np.bool_] | bool = True,
+) -> FloatArray:
+    """Dirichlet's proportions of the classes that are there, a client a row."""
+    parts = (rng.standard_gamma(alpha, shape) + np.finfo(float).tiny) * there
     return np.asarray(parts / parts.sum(axis=1, keepdims=True))
 
 

@@ -44,7 +44,7 @@ from rlu_cli.core.types import (
 from rlu_cli.core.update_shape import check_shape, update_shape
 from rlu_cli.errors import MismatchError
 
-_REPLAYS, _FEWEST = 200, 20
+_REPLAYS, _FEWEST = 220, 20
 """Replays a global model with the default ``--samples``; fewer where they are dear."""
 
 _OWN, _OWN_WORK = 40, 1e11
@@ -99,17 +99,17 @@ def solve(problem: Problem) -> Estimate:
 
     On the way of several steps nothing is linear: S changes with every step, and over whole epochs the model
     adapts to the client's mix until its gradients say little of it. But the auditor can train too. So 20 to
-    200 clients are made up: class mixes are Dirichlet's (concentrations log-uniform from 0.1 to 3), each
-    client draws its samples from eight in ten of the auxiliary ones, with weights of their own, and trains on
-    them as the real one did, from the global model on. It is looked at with the auxiliary samples that it has
-    not seen, as the real one is with all of them. All clients that train alike share the replays; over whole
-    epochs so do those of about as many samples, within a factor of two.
+    220 clients are made up: class mixes are `draw_mixes`'s, each client draws its samples from eight in ten
+    of the auxiliary ones, with weights of their own, and trains on them as the real one did, from the global
+    model on. It is looked at with the auxiliary samples that it has not seen, as the real one is with all of
+    them. All clients that train alike share the replays; over whole epochs so do those of about as many
+    samples, within a factor of two.
 
     f is the same for every class (`class_features`, `KernelRegression`), so N samples come of each replay.
     Among the features is what `gls` makes of both models' residuals without replays: where the way between
     them is smooth, f follows it, and where it is not, the replays say how wrong it is. The errors on replays
-    left out give the bounds and the presence. Where these errors are small, four to eight more replays near
-    the answer sharpen it.
+    left out give the bounds and the presence; a class that is likelier absent than there gets no samples.
+    Where these errors are small, four to eight more replays near the answer sharpen it.
 
     Nothing is asked of the optimiser but that it can be run, so this is the method for Adam too, whose
     update isn't linear in the gradients. There the guesses mean little, and `gls` can't answer in its place.

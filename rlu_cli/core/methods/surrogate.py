@@ -48,8 +48,8 @@ def solve(problem: Problem) -> Estimate:
 
     f is Δb and ΔW along the mean embedding and three directions in which the classes' embeddings differ, over
     the sum of the learning rates. Training on auxiliary samples, by the client's own optimiser, is replayed
-    on 100 mixes of every kind (Dirichlet, concentrations log-uniform from 0.1 to 3); a and J come from ridge
-    regression with weights exp(−‖z_r − z₀‖²/2w²), Σ from its residuals, and z₀ moves to the solution.
+    on 100 mixes of every kind (`draw_mixes`); a and J come from ridge regression with weights
+    exp(−‖z_r − z₀‖²/2w²), Σ from its residuals, and z₀ moves to the solution.
     Twice, 30 replays near the estimate are added.
 
     Nothing is asked of the optimiser but that it can be run, so this is the method for Adam, whose update
