@@ -132,15 +132,18 @@ def test_groups_weigh_the_auxiliary_samples_differently() -> None:
     assert 0.6 < np.var(means) / (np.var(residual) / (K + 1)) < 1.6
 
 
-@pytest.mark.parametrize(("each", "wide", "narrow"), [(8, 1.45, 0.8), (400, 1.1, 0.92)])
+@pytest.mark.parametrize(("each", "wide", "narrow"), [(8, 1.35, 0.77), (400, 1.15, 0.9)])
 def test_few_samples_may_be_wider_apart(each: int, wide: float, narrow: float) -> None:
-    """Clients of one sample show its logits, r ⊗ q over r: their spread differs from group to group."""
+    """Clients of one sample show its logits, r ⊗ q over r: their spread differs from group to group.
+
+    Where the auxiliary samples' weights alone differ, the quantiles are 1.17 and 0.85 with eight samples.
+    """
     labels = np.repeat([0, 1], each)
     logits = np.random.default_rng(4).normal(size=(2 * each, 2)) + 2 * np.eye(2)[labels]
-    made = ClientSimulator(Activations(logits, None, labels), np.zeros(2), 1, seed=0).draw(80 * 400)
-    q = (made.features[:, 2:4] / made.features[:, :1]).numpy().reshape(80, 400, 2)
-    own = made.counts.reshape(80, 400, 2)[:, :, 0] > 0
-    spreads = np.array([q[group, own[group], 0].std() for group in range(80)])
+    made = ClientSimulator(Activations(logits, None, labels), np.zeros(2), 1, seed=0).draw(400 * 400)
+    q = (made.features[:, 2:4] / made.features[:, :1]).numpy().reshape(400, 400, 2)
+    own = made.counts.reshape(400, 400, 2)[:, :, 0] > 0
+    spreads = np.array([q[group, own[group], 0].std() for group in range(400)])
     spreads /= np.median(spreads)
     assert (np.quantile(spreads, 0.9) > wide) == (each == 8)
     assert (np.quantile(spreads, 0.1) < narrow) == (each == 8)

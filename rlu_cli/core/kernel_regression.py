@@ -256,7 +256,7 @@ def _left_out(inverse: FloatArray, targets: FloatArray, block: int) -> tuple[Flo
 
 
 def _of_present(z: FloatArray, presence: FloatArray) -> FloatArray:
-    """Rows without the classes that are likelier absent than there, with sum 1; as they are where none is left."""
+    """Rows of sum 1 without the classes that are likelier absent than there, or as they are where all are."""
     kept = np.where(presence < 0.5, 0.0, z)
     total = kept.sum(axis=1, keepdims=True)
     return np.where(total > 0, kept / np.where(total > 0, total, 1.0), z)
