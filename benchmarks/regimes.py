@@ -2,6 +2,7 @@
 
     python benchmarks/regimes.py --seeds 3      (about an hour on 2 cores)
     python benchmarks/regimes.py --seeds 1 --only "80 %, m = 1"
+    python benchmarks/regimes.py --seeds 3 --alpha 0.01 --only "80 %, m = 10"      (one class or two a client)
 
 Real training: LeNet-5, Fashion-MNIST, 10 clients a round, Dirichlet 0.5, batch 32, lr 0.01, 100 auxiliary
 images a class. Prints Markdown; writes every client's scores to results/regimes.ndjson, round by round.
@@ -64,6 +65,7 @@ REGIMES: dict[str, tuple[float, dict[str, Any]]] = {
     "untrained, 5 epochs × 1,000": (0.0, EPOCHS),
     "80 %, 5 epochs × 1,000": (0.8, EPOCHS),
 }
+ALPHA = 0.5
 METHODS = ("rlu", "gls", "disaggregation", "regression", "replay", "auto")
 
 BOUNDS = ("bounds_hold", "bounds_width")
@@ -73,18 +75,21 @@ def main() -> None:
     parser = seeds_parser(__doc__, results="regimes.ndjson")
     parser.add_argument("--only", action="append", choices=REGIMES, help="a regime; may be repeated")
     parser.add_argument("--method", action="append", choices=METHODS, help="may be repeated; default: all")
+    parser.add_argument("--alpha", type=float, default=ALPHA, help="of the clients' label skew; default: 0.5")
     arguments = parser.parse_args()
     images = open_dataset("fashion-mnist")
     cases = product(arguments.only or REGIMES, chosen_seeds(arguments))
     methods = arguments.method or METHODS
-    rows = gathered((measure(images, regime, seed, methods) for regime, seed in cases), arguments.output)
+    rows = gathered(
+        (measure(images, regime, seed, methods, arguments.alpha) for regime, seed in cases), arguments.output
+    )
     print(f"{machine()}; {arguments.seeds} seeds × 10 clients, mean ± standard deviation over clients\n")
     print(table(rows))
 
 
-def measure(images: ImageSet, regime: str, seed: int, methods: Sequence[str]) -> Iterator[Row]:
+def measure(images: ImageSet, regime: str, seed: int, methods: Sequence[str], alpha: float) -> Iterator[Row]:
     """Scores of every client of one round, by each of ``methods`` on the same files."""
-    with simulated(images, regime, seed) as root:
+    with simulated(images, regime, seed, alpha=alpha) as root:
         for scores, auditor, client in scored(root, methods):
             found = client.recoveries[0]
             grade = client_reliability(auditor, client, found)
@@ -140,24 +145,24 @@ def scored(
             yield scores, auditor, client
 
 
-def simulator(images: ImageSet, regime: str, seed: int, root: Path) -> Simulator:
+def simulator(images: ImageSet, regime: str, seed: int, root: Path, *, alpha: float = ALPHA) -> Simulator:
     """One round, to be simulated into the folder ``root``."""
     reached, options = REGIMES[regime]
     start = lenet_at_accuracy(images, reached, seed=seed)
     if "epochs" in options:
         images = few(images, seed)
     training = StepOptions(**{"lr": "0.01", "batch_size": 32, **options})
-    federation = SimulationOptions(rounds=1)
+    federation = SimulationOptions(rounds=1, alpha=alpha)
     simulation = Simulation("fashion-mnist", "lenet5", NORMALIZATION, seed, training, federation)
     return Simulator(simulation, images, root, start=start)
 
 
 @contextmanager
-def simulated(images: ImageSet, regime: str, seed: int) -> Iterator[Path]:
+def simulated(images: ImageSet, regime: str, seed: int, *, alpha: float = ALPHA) -> Iterator[Path]:
     """The archive of one round."""
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder) / "archive"
-        for _ in simulator(images, regime, seed, root).run():
+        for _ in simulator(images, regime, seed, root, alpha=alpha).run():
             pass
         yield root
 

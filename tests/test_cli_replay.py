@@ -28,7 +28,7 @@ def check_counts_and_bounds(document: dict[str, Any], known: list[int]) -> None:
         assert 0 <= row["low"] <= row["count"] <= row["high"] <= document["total"]
         assert 0 <= row["presence"] <= 1
     assert document["diagnostics"]["replay_error"] > 0
-    assert document["diagnostics"]["replays"] in range(40, 201)
+    assert document["diagnostics"]["replays"] in range(40, 221)
 
 
 def test_the_answer_is_the_same_again_and_in_company() -> None:

@@ -175,6 +175,6 @@ def test_rates_that_diverge_or_never_get_there() -> None:
 
 def test_motion_widens_the_interval_beside_what_is_drawn() -> None:
     found = LearningRate(2.0, 2.0 * np.exp(-0.3), 2.0 * np.exp(0.3))
-    wider = found.widened(0.8)
+    wider = found.widened(0.4 / 0.98)
     assert (wider.low, wider.scale, wider.high) == pytest.approx((2 * np.exp(-0.5), 2.0, 2 * np.exp(0.5)))
     assert found.widened(0.0).spread == pytest.approx(found.spread)

@@ -46,8 +46,9 @@ _DRAWS = 20
 _STUDENT = 2.093
 """95 % point of Student's t, for a standard deviation from so many."""
 
-_DRIFT_SHARE = 0.5
-"""As in the misfit: what of the way between both ends may be unknown."""
+_DRIFT = 0.98
+"""Of the way between both ends: the 95 % point of what is unknown of it, half of it being the standard
+deviation, as in the misfit."""
 
 _LEAST = 0.005
 """Error of the logarithm beside all that is drawn: of the search, and of what was not modelled."""
@@ -70,14 +71,14 @@ class LearningRate:
         return self.high / self.low
 
     def widened(self, motion: float) -> LearningRate:
-        """With the error beside sampling: interpolation may be off by half of the way between both ends.
+        """With the error beside sampling: half of the way between both ends, as one standard deviation.
 
         Parameters
         ----------
         motion : how far training moved the predictions, see `rlu_cli.core.misfit.motion`
         """
         wider = (
-            float(np.hypot(np.log(end / self.scale), _DRIFT_SHARE * motion)) for end in (self.low, self.high)
+            float(np.hypot(np.log(end / self.scale), _DRIFT * motion)) for end in (self.low, self.high)
         )
         below, above = (float(np.exp(half)) for half in wider)
         return LearningRate(self.scale, self.scale / below, self.scale * above)

@@ -52,7 +52,8 @@ def best_method(
     has_samples : whether the samples' own logits are known too
     can_replay : whether the client's training can be replayed, as `gls` does for several steps, in seconds
     can_make_clients : whether `replay` can make up clients, in a minute at most
-    alone : whether those serve one client alone, so that they are few: then `gls` knows as much of few steps
+    alone : whether those serve one client alone, so that they are few: then `gls` knows more of few steps of
+        models that are not trained
     separable : whether the samples of its one step may be told apart; asked where they are worth it
     scaled : whether the update was clipped, and made-up clients can be as well
     """
@@ -67,7 +68,7 @@ def best_method(
             return RLU
         many = training.steps > BOUNDED_STEPS
         trained = foreseen_error(ResidualModel([(1.0, residuals)], training)) > _TRAINED
-        if can_make_clients and no_replay(counts, training) is None and (many or not alone):
+        if can_make_clients and no_replay(counts, training) is None and (many or trained or not alone):
             return REPLAY
         if not can_replay:
             return RLU
