@@ -93,7 +93,8 @@ def test_the_best_that_has_what_it_needs(
 @pytest.mark.parametrize(
     ("training", "spread", "changed", "expected"),
     [
-        (TEN, UNSURE, {"alone": True}, "gls"),
+        (TEN, SURE, {"alone": True}, "gls"),
+        (TEN, UNSURE, {"alone": True}, "replay"),
         (LONG, UNSURE, {"alone": True}, "replay"),
         (LONG, SURE, {"alone": True}, "replay"),
         (ONE, SURE, {"scaled": True}, "regression"),

@@ -77,9 +77,7 @@ class LearningRate:
         ----------
         motion : how far training moved the predictions, see `rlu_cli.core.misfit.motion`
         """
-        wider = (
-            float(np.hypot(np.log(end / self.scale), _DRIFT * motion)) for end in (self.low, self.high)
-        )
+        wider = (float(np.hypot(np.log(end / self.scale), _DRIFT * motion)) for end in (self.low, self.high))
         below, above = (float(np.exp(half)) for half in wider)
         return LearningRate(self.scale, self.scale / below, self.scale * above)
 
