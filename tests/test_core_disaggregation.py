@@ -263,3 +263,37 @@ def test_inputs_that_are_never_there_and_floors_below_zero(floor: float) -> None
     found = disaggregate(tail, [gradient], out, 12)
     assert found is not None and len(found.labels) >= 11
     assert not Counter(found.labels.tolist()) - Counter(y.tolist())
+
+
+@dataclass(frozen=True)
+class Repeated(World):
+    """A batch of few different samples, the i-th of them ``times[i]`` times."""
+
+    times: tuple[int, ...] = (1,)
+
+    def batch(self) -> tuple[Tensor, Tensor]:
+        number = len(self.times)
+        labels = torch.randint(0, N, (number,), generator=torch.Generator().manual_seed(self.seed + 7))
+        often = torch.tensor(self.times)
+        return self.inputs(labels, 2).repeat_interleave(often, dim=0), labels.repeat_interleave(often)
+
+
+@pytest.mark.parametrize(
+    "times", [(32,), (16, 16), (20, 7, 5), (1, 2, 3, 2, 4), (4, 4, 4, 4), (1, 1, 1, 1, 2)]
+)
+@pytest.mark.parametrize("seed", [0, 1])
+def test_samples_that_are_repeated_count_as_often(times: tuple[int, ...], seed: int) -> None:
+    world = Repeated(seed, size=sum(times), times=times)
+    found = found_in(world)
+    assert found.rank == len(times)
+    assert sorted(found.labels.tolist()) == sorted(world.batch()[1].tolist())
+    assert found.scale == pytest.approx(1.0, abs=0.01)
+    assert np.abs(found.residuals.sum(axis=0) - residuals(world).sum(axis=0)).max() < 0.05
+
+
+@pytest.mark.parametrize("factor", [2.0, 3.0])
+def test_an_update_a_whole_number_of_times_too_large_has_no_repeated_samples(factor: float) -> None:
+    world = World(1)
+    found = found_in(world, factor=factor)
+    assert found.scale == pytest.approx(factor, rel=0.01)
+    assert not Counter(found.labels.tolist()) - Counter(world.batch()[1].tolist())

@@ -32,6 +32,9 @@ _SOFTMAX_ERROR = 0.05
 _SCALE_ERROR = 0.15
 """Relative, of the scale that a candidate tells against that of the others."""
 
+_WHOLE = 0.1
+"""How far from a whole number the times may be that a sample seems to have been in the batch."""
+
 AGREEING = 3
 """Samples that must agree on a scale that training values don't explain."""
 
@@ -44,14 +47,14 @@ _NEGLIGIBLE = 1e-4
 
 @dataclass(frozen=True, eq=False)
 class Disaggregated:
-    """The samples of a batch that could be told apart.
+    """The samples of a batch that could be told apart, those that were in it several times as often.
 
     labels : shape (K,)
     residuals : r = onehot − s of each, shape (K, N)
     errors : how far r is off, shape (K,)
     scale : of the update, relative to what the training values make of it
     deviation : standard error of its logarithm
-    rank : samples that are above the noise
+    rank : different samples that are above the noise
     """
 
     labels: IntArray
@@ -134,6 +137,9 @@ def disaggregate(
     δ = M Wᵀ r closest to the column space of G puts it there up to the noise, has one negative entry, and
     is proportional to s(x) − onehot(y). The column space without the δ found holds the others.
 
+    A sample that is in the batch k times has xᵀ G⁺ δ = B/k, where one has B. So where the rank is below B, as
+    of a client with fewer samples than its batch, and the size of G is known, it tells k.
+
     Parameters
     ----------
     gradients : ∇W and ∇b of each layer of ``tail``, means over the batch
@@ -167,6 +173,7 @@ class _Search:
         seed: int,
     ) -> None:
         self._total, self._scale_known = total, scale_known
+        self._repeats = False
         self._generator = torch.Generator().manual_seed(seed)
         self._spaces = [
             space_of(layer.layer, layer.inputs, each)
@@ -185,7 +192,7 @@ class _Search:
         self._least = min(each.rank for each in factors)
         self._explained = [each.gradient.new_zeros(len(each.gradient), 0) for each in factors]
         self._duals = factors[0].gradient.new_zeros(0, factors[0].gradient.shape[1])
-        self._found: list[tuple[int, Tensor, float]] = []
+        self._found: list[tuple[int, Tensor, float, int]] = []
         self._scale: float | None = None
         self._scales: list[float] = []
 
@@ -197,15 +204,17 @@ class _Search:
                 break
             new = self._sweep(thinned=idle > 0)
             idle = 0 if new else idle + 1
-        labels = [label for label, _, _ in self._found]
-        N = len(self._head)
-        residuals = torch.stack([r for _, r, _ in self._found]) if self._found else torch.zeros(0, N)
-        errors = torch.tensor([error for _, _, error in self._found], dtype=torch.float64)
+        N, times = len(self._head), [k for *_, k in self._found]
+        labels = np.array([label for label, *_ in self._found], dtype=np.int64)
+        residuals = torch.stack([r for _, r, *_ in self._found]) if self._found else torch.zeros(0, N)
+        errors = np.array([error for _, _, error, _ in self._found], dtype=np.float64)
         scale, deviation = _middle(self._scales)
+        if len(set(times)) == 1 and len(times) >= AGREEING and sum(times) != self._total:
+            scale, times = scale * times[0], [1] * len(times)  # all as often: the update is that much larger
         return Disaggregated(
-            np.array(labels, dtype=np.int64),
-            residuals.double().numpy(),
-            errors.numpy(),
+            labels.repeat(times),
+            residuals.double().numpy().repeat(times, axis=0),
+            errors.repeat(times),
             scale,
             deviation,
             self._rank,
@@ -273,20 +282,35 @@ class _Search:
         if not good.any():
             return 0
         if self._scale is None:
-            self._scale = _scale_of(found.scales[good], known=self._scale_known)
+            scales, spare = found.scales[good], self._total - self._rank
+            self._repeats = self._scale_known and _may_repeat(scales, self._rank, spare)
+            self._scale = 1.0 if self._repeats else _scale_of(scales, known=self._scale_known)
         if self._scale is None:
             return 0
-        good &= (found.scales * self._scale - 1).abs() < _SCALE_ERROR
+        times = self._times(found.scales)
+        good &= ((found.scales * self._scale * times - 1).abs() < _SCALE_ERROR) & (times > 0)
         order = (found.ratios.clamp(min=1) * (1 + 100 * found.errors)).argsort()
         new = 0
         for index in order[good[order]].tolist():
             if len(self._found) >= self._least:
                 break
-            new += self._keep(found, index)
+            new += self._keep(found, index, int(times[index]))
         return new
 
-    def _keep(self, found: _Verified, index: int) -> bool:
-        """Add a candidate to those found, unless it is one of them."""
+    def _times(self, scales: Tensor) -> Tensor:
+        """How often candidates were in the batch, 0 for those that fit no number of times."""
+        if not self._repeats:
+            return torch.ones_like(scales)
+        seen = 1 / scales
+        spare = self._total - self._rank - sum(k - 1 for *_, k in self._found)
+        whole = ((seen - seen.round()).abs() < _WHOLE) & (seen.round() <= spare + 1)
+        once = (scales - 1).abs() < _SCALE_ERROR
+        return torch.where(once, 1.0, torch.where(whole, seen.round(), 0.0))
+
+    def _keep(self, found: _Verified, index: int, times: int) -> bool:
+        """Add a candidate to those found, so many times, unless it is one of them or there are no more."""
+        if sum(k - 1 for *_, k in self._found) + times - 1 > max(0, self._total - self._rank):
+            return False
         scale = self._scale or 1.0
         own = float(found.own[index])
         shared = self._duals @ found.inputs[index] * (scale / self._total)
@@ -303,10 +327,10 @@ class _Search:
             torch.cat((explained, (rest / rest.norm())[:, None]), dim=1)
             for explained, rest in zip(self._explained, rests, strict=True)
         ]
-        self._scales.append(float(found.scales[index]))
-        self._duals = torch.cat((self._duals, (found.duals[index] * (1 - own))[None]))
+        self._scales.append(times * float(found.scales[index]))
+        self._duals = torch.cat((self._duals, (times * found.duals[index] * (1 - own))[None]))
         r = -found.residuals[index] * (1 - own)
-        self._found.append((int(found.labels[index]), r, float(found.errors[index]) * (1 - own)))
+        self._found.append((int(found.labels[index]), r, float(found.errors[index]) * (1 - own), times))
         return True
 
     def _jacobians(self, inputs: Tensor) -> tuple[list[Tensor], Tensor]:
@@ -335,6 +359,25 @@ def _middle(scales: Sequence[float]) -> tuple[float, float]:
     middle = float(np.median(logs))
     spread = 1.4826 * float(np.median(np.abs(logs - middle)))
     return math.exp(-middle), 1.2533 * spread / math.sqrt(len(logs))
+
+
+def _may_repeat(scales: Tensor, rank: int, spare: int) -> bool:
+    """Whether candidates were in the batch several times, rather than its gradient being of another size.
+
+    Then most are so a whole number of times, and the copies of all that are above the noise are about as many
+    as the batch has samples beside them.
+
+    Parameters
+    ----------
+    scales : xᵀ G⁺ δ / B
+    spare : samples of the batch beside those above the noise
+    """
+    seen = 1 / scales
+    times = seen.round().clamp(min=1)
+    whole = (seen - times).abs() < _WHOLE
+    if spare < 1 or 2 * int(whole.sum()) < len(scales) or not bool((times[whole] > 1).any()):
+        return False
+    return float((times[whole] - 1).mean()) * rank <= 2 * spare + 1
 
 
 def _scale_of(scales: Tensor, *, known: bool) -> float | None:
