@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from rlu_cli.core.dense_layers import DenseLayer, DenseTail, LayerInputs, factorise, separable
-from rlu_cli.core.disaggregation import Disaggregated, disaggregate
+from rlu_cli.core.disaggregation import Disaggregated, _may_repeat, disaggregate
 from rlu_cli.core.types import FloatArray, Head, HeadUpdate
 
 N, INPUTS, WIDTHS = 6, 80, (70, 60)
@@ -297,3 +297,19 @@ def test_an_update_a_whole_number_of_times_too_large_has_no_repeated_samples(fac
     found = found_in(world, factor=factor)
     assert found.scale == pytest.approx(factor, rel=0.01)
     assert not Counter(found.labels.tolist()) - Counter(world.batch()[1].tolist())
+
+
+@pytest.mark.parametrize(
+    ("seen", "rank", "total", "repeated"),
+    [
+        ([32.0], 1, 32, True),
+        ([1.0, 2.0, 2.0, 1.0], 4, 6, True),
+        ([1.0] * 47 + [1.97], 55, 64, False),  # chance
+        ([1.0] * 12, 12, 32, False),
+        ([3.0] * 20, 20, 32, False),  # 60 samples
+        ([1.4, 1.4, 1.3, 2.0], 4, 32, False),
+        ([2.0, 2.0], 32, 32, False),  # no room
+    ],
+)
+def test_when_samples_may_be_repeated(seen: list[float], rank: int, total: int, repeated: bool) -> None:
+    assert _may_repeat(1 / torch.tensor(seen), rank, total - rank) == repeated

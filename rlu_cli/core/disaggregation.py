@@ -32,8 +32,12 @@ _SOFTMAX_ERROR = 0.05
 _SCALE_ERROR = 0.15
 """Relative, of the scale that a candidate tells against that of the others."""
 
-_WHOLE = 0.1
+_WHOLE = 0.05
 """How far from a whole number the times may be that a sample seems to have been in the batch."""
+
+_FEWEST_COPIES, _MOST_COPIES = 0.25, 2.0
+"""Copies of samples above the noise, over the samples that a batch has beside them. Where all are above it
+they are all of those; a single seeming one among many is chance."""
 
 AGREEING = 3
 """Samples that must agree on a scale that training values don't explain."""
@@ -377,7 +381,8 @@ def _may_repeat(scales: Tensor, rank: int, spare: int) -> bool:
     whole = (seen - times).abs() < _WHOLE
     if spare < 1 or 2 * int(whole.sum()) < len(scales) or not bool((times[whole] > 1).any()):
         return False
-    return float((times[whole] - 1).mean()) * rank <= 2 * spare + 1
+    copies = float((times[whole] - 1).mean()) * rank
+    return _FEWEST_COPIES * spare <= copies <= _MOST_COPIES * spare + 1
 
 
 def _scale_of(scales: Tensor, *, known: bool) -> float | None:
