@@ -286,13 +286,13 @@ class _Search:
         if not good.any():
             return 0
         if self._scale is None:
-            scales, spare = found.scales[good], self._total - self._rank
-            self._repeats = self._scale_known and _may_repeat(scales, self._rank, spare)
+            scales = found.scales[good]
+            self._repeats = self._scale_known and _may_repeat(scales, self._rank, self._spare)
             self._scale = 1.0 if self._repeats else _scale_of(scales, known=self._scale_known)
         if self._scale is None:
             return 0
         times = self._times(found.scales)
-        good &= ((found.scales * self._scale * times - 1).abs() < _SCALE_ERROR) & (times > 0)
+        good &= (found.scales * self._scale * times - 1).abs() < _SCALE_ERROR
         order = (found.ratios.clamp(min=1) * (1 + 100 * found.errors)).argsort()
         new = 0
         for index in order[good[order]].tolist():
@@ -305,15 +305,18 @@ class _Search:
         """How often candidates were in the batch, 0 for those that fit no number of times."""
         if not self._repeats:
             return torch.ones_like(scales)
-        seen = 1 / scales
-        spare = self._total - self._rank - sum(k - 1 for *_, k in self._found)
-        whole = ((seen - seen.round()).abs() < _WHOLE) & (seen.round() <= spare + 1)
+        times = _whole_times(scales)
         once = (scales - 1).abs() < _SCALE_ERROR
-        return torch.where(once, 1.0, torch.where(whole, seen.round(), 0.0))
+        return torch.where(once, 1.0, torch.where(times <= self._spare + 1, times, 0.0))
+
+    @property
+    def _spare(self) -> int:
+        """How many samples of the batch may still be copies of those above the noise."""
+        return max(0, self._total - self._rank - sum(k - 1 for *_, k in self._found))
 
     def _keep(self, found: _Verified, index: int, times: int) -> bool:
         """Add a candidate to those found, so many times, unless it is one of them or there are no more."""
-        if sum(k - 1 for *_, k in self._found) + times - 1 > max(0, self._total - self._rank):
+        if times - 1 > self._spare:
             return False
         scale = self._scale or 1.0
         own = float(found.own[index])
@@ -376,13 +379,19 @@ def _may_repeat(scales: Tensor, rank: int, spare: int) -> bool:
     scales : xᵀ G⁺ δ / B
     spare : samples of the batch beside those above the noise
     """
+    times = _whole_times(scales)
+    times = times[times > 0]
+    if spare < 1 or 2 * len(times) < len(scales) or not bool((times > 1).any()):
+        return False
+    copies = float((times - 1).mean()) * rank
+    return _FEWEST_COPIES * spare <= copies <= _MOST_COPIES * spare + 1
+
+
+def _whole_times(scales: Tensor) -> Tensor:
+    """How often samples seem to have been in the batch, 0 for those that fit no whole number of times."""
     seen = 1 / scales
     times = seen.round().clamp(min=1)
-    whole = (seen - times).abs() < _WHOLE
-    if spare < 1 or 2 * int(whole.sum()) < len(scales) or not bool((times[whole] > 1).any()):
-        return False
-    copies = float((times[whole] - 1).mean()) * rank
-    return _FEWEST_COPIES * spare <= copies <= _MOST_COPIES * spare + 1
+    return torch.where((seen - times).abs() < _WHOLE, times, 0.0)
 
 
 def _scale_of(scales: Tensor, *, known: bool) -> float | None:

@@ -257,14 +257,16 @@ def _left_out(inverse: FloatArray, targets: FloatArray, block: int) -> tuple[Flo
 
 def _of_present(z: FloatArray, presence: FloatArray) -> FloatArray:
     """Rows of sum 1 without the classes that are likelier absent than there, or as they are where all are."""
-    kept = np.where(presence < 0.5, 0.0, z)
-    total = kept.sum(axis=1, keepdims=True)
-    return np.where(total > 0, kept / np.where(total > 0, total, 1.0), z)
+    return _of_sum_one(np.where(presence < 0.5, 0.0, z), z)
 
 
 def _on_simplex(roots: FloatArray) -> FloatArray:
     """Squares of the positive ones, each row scaled to sum 1; equal ones where none is positive."""
     squares = np.square(np.maximum(roots, 0.0))
-    total = squares.sum(axis=1, keepdims=True)
-    equal = np.full_like(squares, 1.0 / squares.shape[1])
-    return np.where(total > 0, squares / np.where(total > 0, total, 1.0), equal)
+    return _of_sum_one(squares, np.full_like(squares, 1.0 / squares.shape[1]))
+
+
+def _of_sum_one(values: FloatArray, otherwise: FloatArray) -> FloatArray:
+    """Each row scaled to sum 1, those of zeros replaced."""
+    total = values.sum(axis=1, keepdims=True)
+    return np.where(total > 0, values / np.where(total > 0, total, 1.0), otherwise)
