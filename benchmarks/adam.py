@@ -2,24 +2,21 @@
 
 Also clients of whom something wrong is told, and how often replay warns of it.
 
-    python benchmarks/adam.py --seeds 3      (about 45 minutes on one core)
+    python benchmarks/adam.py --seeds 3      (about 80 minutes on one core)
 
-Real training: LeNet-5, Fashion-MNIST, 5 clients a round, Dirichlet 0.5, batch 32, 100 auxiliary images
+Real training: LeNet-5, Fashion-MNIST, 10 clients a round, Dirichlet 0.5, batch 32, 100 auxiliary images
 a class. Prints Markdown and writes every client's scores to results/adam.ndjson.
 """
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from common import (
-    NORMALIZATION,
     Row,
     chosen_seeds,
     gathered,
@@ -29,15 +26,16 @@ from common import (
     mean_sd,
     seeds_parser,
 )
-from regimes import bounds, few, scored
+from regimes import bounds, few, lenet_simulator, played, scored
 
 from rlu_cli.audit.options import SimulationOptions, StepOptions, TrainingOptions
 from rlu_cli.images import ImageSet
 from rlu_cli.images.datasets import open_dataset
-from rlu_cli.simulation.run import Simulator
-from rlu_cli.simulation.settings import Simulation
 
-FEW = 3000
+CLIENTS = 10
+"""A round."""
+
+FEW = 4000
 """Images in all where clients run epochs: of those, clients have about 100 each."""
 
 ADAM: dict[str, Any] = {"optimizer": "adam", "lr": "0.001"}
@@ -76,7 +74,9 @@ def main() -> None:
     images = open_dataset("fashion-mnist")
     cases = product(arguments.only or REGIMES, chosen_seeds(arguments))
     rows = gathered((measure(images, regime, seed) for regime, seed in cases), arguments.output)
-    print(f"{machine()}; {arguments.seeds} seeds × 5 clients, mean ± standard deviation over clients\n")
+    print(
+        f"{machine()}; {arguments.seeds} seeds × {CLIENTS} clients, mean ± standard deviation over them\n"
+    )
     print(table(rows))
 
 
@@ -84,16 +84,12 @@ def measure(images: ImageSet, regime: str, seed: int) -> Iterator[Row]:
     """Scores of every client of one round."""
     reached, options, wrong = REGIMES[regime]
     start = lenet_at_accuracy(images, reached, seed=seed)
-    federation = SimulationOptions(rounds=1, clients=5)
+    federation = SimulationOptions(rounds=1, clients=CLIENTS)
     if "epochs" in options:
         images = few(images, seed, FEW)
-        federation = replace(federation, clients=10, participation=0.5)
+        federation = replace(federation, clients=2 * CLIENTS, participation=0.5)
     training = StepOptions(batch_size=32, **options)
-    simulation = Simulation("fashion-mnist", "lenet5", NORMALIZATION, seed, training, federation)
-    with tempfile.TemporaryDirectory() as folder:
-        root = Path(folder) / "archive"
-        for _ in Simulator(simulation, images, root, start=start).run():
-            pass
+    with played(lambda root: lenet_simulator(images, training, federation, seed, root, start=start)) as root:
         methods = METHODS[:1] if wrong else METHODS
         for scores, _, _ in scored(root, methods, TrainingOptions(**wrong)):
             yield {"regime": regime, "seed": seed, **scores}

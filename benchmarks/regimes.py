@@ -11,8 +11,8 @@ images a class. Prints Markdown; writes every client's scores to results/regimes
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -31,6 +31,7 @@ from common import (
     mean_sd,
     seeds_parser,
 )
+from torch import Tensor
 
 from rlu_cli.audit.auditor import Auditor
 from rlu_cli.audit.client_round import ClientRound
@@ -153,16 +154,36 @@ def simulator(images: ImageSet, regime: str, seed: int, root: Path, *, alpha: fl
         images = few(images, seed)
     training = StepOptions(**{"lr": "0.01", "batch_size": 32, **options})
     federation = SimulationOptions(rounds=1, alpha=alpha)
+    return lenet_simulator(images, training, federation, seed, root, start=start)
+
+
+def lenet_simulator(
+    images: ImageSet,
+    training: StepOptions,
+    federation: SimulationOptions,
+    seed: int,
+    root: Path,
+    *,
+    start: Mapping[str, Tensor] | None,
+) -> Simulator:
+    """LeNet-5 on Fashion-MNIST, to be simulated into the folder ``root``."""
     simulation = Simulation("fashion-mnist", "lenet5", NORMALIZATION, seed, training, federation)
     return Simulator(simulation, images, root, start=start)
 
 
-@contextmanager
-def simulated(images: ImageSet, regime: str, seed: int, *, alpha: float = ALPHA) -> Iterator[Path]:
+def simulated(
+    images: ImageSet, regime: str, seed: int, *, alpha: float = ALPHA
+) -> AbstractContextManager[Path]:
     """The archive of one round."""
+    return played(lambda root: simulator(images, regime, seed, root, alpha=alpha))
+
+
+@contextmanager
+def played(make: Callable[[Path], Simulator]) -> Iterator[Path]:
+    """The archive of what is simulated into a temporary folder."""
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder) / "archive"
-        for _ in simulator(images, regime, seed, root, alpha=alpha).run():
+        for _ in make(root).run():
             pass
         yield root
 

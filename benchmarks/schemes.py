@@ -12,14 +12,11 @@ something to remember. Prints Markdown; writes every pair's scores to results/sc
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Mapping
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 from common import (
-    NORMALIZATION,
     Row,
     chosen_seeds,
     lenet_at_accuracy,
@@ -29,15 +26,13 @@ from common import (
     seeds_parser,
     write_ndjson,
 )
-from regimes import bounds, few
+from regimes import bounds, few, lenet_simulator, played
 from torch import Tensor
 
 from rlu_cli.audit.archive_evaluation import UNIFORM, evaluate_archive
 from rlu_cli.audit.options import SimulationOptions, StepOptions, TrainingOptions
 from rlu_cli.images import ImageSet
 from rlu_cli.images.datasets import open_dataset
-from rlu_cli.simulation.run import Simulator
-from rlu_cli.simulation.settings import Simulation
 
 SCHEMES: dict[str, dict[str, Any]] = {
     "FedAvg, SGD": {},
@@ -87,14 +82,9 @@ def measure(
     else:
         trained = {"steps": int(long)}
     training = StepOptions(lr="0.01", batch_size=32, **trained, **SCHEMES[name])
-    simulation = Simulation(
-        "fashion-mnist", "lenet5", NORMALIZATION, seed, training, SimulationOptions(rounds=ROUNDS)
-    )
+    federation = SimulationOptions(rounds=ROUNDS)
     rows = []
-    with tempfile.TemporaryDirectory() as folder:
-        root = Path(folder) / "archive"
-        for _ in Simulator(simulation, images, root, start=start).run():
-            pass
+    with played(lambda root: lenet_simulator(images, training, federation, seed, root, start=start)) as root:
         for told, asked in ASKED:
             override = PLAIN if told == "plain" else TrainingOptions()
             for pair in evaluate_archive(root, [asked], training=override, rounds=[ROUNDS]):

@@ -287,6 +287,7 @@ def test_samples_that_are_repeated_count_as_often(times: tuple[int, ...], seed: 
     found = found_in(world)
     assert found.rank == len(times)
     assert sorted(found.labels.tolist()) == sorted(world.batch()[1].tolist())
+    assert found.times.sum() == sum(k * k for k in times)
     assert found.scale == pytest.approx(1.0, abs=0.01)
     assert np.abs(found.residuals.sum(axis=0) - residuals(world).sum(axis=0)).max() < 0.05
 

@@ -167,6 +167,18 @@ def test_more_repeats_leave_more_to_chance() -> None:
     assert of(update, statistics, replace(TRAINING, distinct=10**6)) == of(update, statistics)
 
 
+def test_a_batch_that_was_told_apart_says_its_own_variance() -> None:
+    w = world(3, 0.05)
+    statistics, update = w.statistics(), w.update(np.full(N, 1 / N))
+    singles = 1 / TRAINING.samples
+    plain, own, few = (
+        misfit(update, TRAINING, statistics, None, 0.0, variance=variance)
+        for variance in (None, singles, 4 * singles)
+    )
+    assert plain is not None and few is not None and own == plain
+    assert few < plain
+
+
 def test_head_without_bias_is_checked_by_its_weight() -> None:
     w = world(4, 0.05)
     statistics, update = w.statistics(), w.update(np.full(N, 1 / N))

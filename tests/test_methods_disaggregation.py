@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from cli_tools import AUX, QUICK, SAMPLES, call, sample, tensors, truth, within_bounds, write_safetensors
+from real_rounds import sample_images, train_one_step
 
 from rlu_cli.audit.auditor import Auditor
 from rlu_cli.audit.options import RunOptions, TrainingOptions
@@ -18,6 +20,8 @@ from rlu_cli.core.methods.base import Problem
 from rlu_cli.core.recover import recover_labels
 from rlu_cli.core.types import Estimate, HeadUpdate, Observation
 from rlu_cli.files.checkpoint import read_checkpoint
+from rlu_cli.models import build_model
+from rlu_cli.models.spec import parse_spec
 
 ARCH = f"{Path(__file__).resolve().parent.parent / 'benchmarks' / 'networks.py'}:mlp"
 """Two hidden layers of a hundred on digits."""
@@ -159,6 +163,27 @@ def test_the_same_in_any_company_and_from_the_cache(tmp_path: Path) -> None:
     for client in (0, 1):
         alone = call("recover", *sample("trained_m1", client), *METHOD, "--cache", tmp_path).document
         assert alone["classes"] == together[client]["classes"]
+
+
+@pytest.mark.parametrize("images", [(5,), (5, 40), (7, 100, 200, 250)])
+def test_clients_of_few_images_that_repeat_are_as_good_as_they_are(
+    tmp_path: Path, images: tuple[int, ...]
+) -> None:
+    """Few different samples stray more from their class means: that is no update unexplained."""
+    folder = SAMPLES / "trained_m1"
+    about = read_checkpoint(folder / "client_0.safetensors").metadata
+    model = build_model(parse_spec(about["fl.arch"]), allow_user_code=False)
+    model.load_state_dict(tensors(folder / "global.safetensors"))
+    pixels, folders = sample_images(1, 28)
+    names, outputs = sorted(path.name for path in AUX.iterdir()), json.loads(about["fl.class_names"])
+    labels = torch.tensor([outputs.index(names[label]) for label in folders.tolist()])
+    batch = torch.tensor(images).repeat(32 // len(images))
+    train_one_step(model, (pixels[batch] - 0.286) / 0.353, labels[batch], lr=0.01)
+    flags = sample("trained_m1")
+    flags[3] = write_safetensors(tmp_path / "client_0.safetensors", model.state_dict(), about)
+    document = call("recover", *flags, *QUICK).document
+    assert document["counts"] == torch.bincount(labels[batch], minlength=10).tolist()
+    assert document["reliability"]["grade"] == "good" and not document["warnings"]
 
 
 @pytest.mark.parametrize("scheme", ["scaffold", "feddyn", "feddc"])

@@ -54,6 +54,7 @@ class Disaggregated:
     """The samples of a batch that could be told apart, those that were in it several times as often.
 
     labels : shape (K,)
+    times : how often each is in the batch, shape (K,)
     residuals : r = onehot − s of each, shape (K, N)
     errors : how far r is off, shape (K,)
     scale : of the update, relative to what the training values make of it
@@ -62,6 +63,7 @@ class Disaggregated:
     """
 
     labels: IntArray
+    times: IntArray
     residuals: FloatArray
     errors: FloatArray
     scale: float
@@ -217,6 +219,7 @@ class _Search:
             scale, times = scale * times[0], [1] * len(times)  # all as often: the update is that much larger
         return Disaggregated(
             labels.repeat(times),
+            np.repeat(times, times),
             residuals.double().numpy().repeat(times, axis=0),
             errors.repeat(times),
             scale,

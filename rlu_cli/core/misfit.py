@@ -57,6 +57,7 @@ def misfit(
     noise: float = 0.0,
     *,
     scaled: bool = False,
+    variance: float | None = None,
 ) -> float | None:
     """The squared residual of the best label proportions, relative to what is to be expected.
 
@@ -87,6 +88,7 @@ def misfit(
     noise : standard deviation of known noise on each element of u and of ∇W
     scaled : whether the update was scaled down by an unknown factor: then the one that explains it best is
         taken
+    variance : β, where the method knows more of the batches than the training values say
     """
     if start.responses is None or start.embedding_mean is None:
         return None
@@ -97,7 +99,8 @@ def misfit(
     if counts.max() < 2:
         return None
     view = _look(update, pace(training), start, start.responses, last.responses, position, noise)
-    batches, known = batch_variance(training), counts.astype(np.float64)
+    batches = batch_variance(training) if variance is None else variance
+    known = counts.astype(np.float64)
     factors = _SCALES if scaled else (1.0,)
     return min(_least_misfit(view.enlarged(1 / c), batches, known, position) for c in factors)
 

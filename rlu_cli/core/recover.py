@@ -124,6 +124,7 @@ class _Prepared:
             path.position,
             self.noise,
             scaled=observation.scaled,
+            variance=estimate.batch_variance,
         )
         moved = motion(observation.start, observation.end)
         coarse = check_coarse(observation.update, resolution=storage_resolution(observation))

@@ -299,6 +299,7 @@ class Estimate:
     low, high : 95 % bounds of the counts, shape (N,), where the method has an error model
     presence : probability that there is any sample of the class, shape (N,), likewise
     any_size : whether bounds and presence allow for an update that was scaled by an unknown factor
+    batch_variance : `rlu_cli.core.schemes.batch_variance` of the batch as it was found, where it was
     """
 
     proportions: FloatArray
@@ -308,6 +309,7 @@ class Estimate:
     high: FloatArray | None = None
     presence: FloatArray | None = None
     any_size: bool = False
+    batch_variance: float | None = None
 
 
 @dataclass(frozen=True)

@@ -77,12 +77,19 @@ def solve(problem: Problem) -> Estimate:
         return _solve_instead(problem, Note("disaggregation-incomplete", why), **diagnostics)
     diagnostics["update_scale"] = found.scale
     notes = () if observation.scaled else _size_notes(found)
+    variance = float(found.times.sum() + count) / total**2
     path = observation.residuals
     assert path is not None
     if count and is_exact(path.start, observation.training):
         estimate = GLS.solve(_resized(problem, found.scale))
         told = {**estimate.diagnostics, **diagnostics}
-        return replace(estimate, diagnostics=told, warnings=(*estimate.warnings, *notes), any_size=True)
+        return replace(
+            estimate,
+            diagnostics=told,
+            warnings=(*estimate.warnings, *notes),
+            any_size=True,
+            batch_variance=variance,
+        )
     known = np.bincount(found.labels, minlength=problem.num_classes)
     rest = _rest(problem, known, found, left)
     z = (known + rest.mean) / total
@@ -94,6 +101,7 @@ def solve(problem: Problem) -> Estimate:
         high=(known + rest.high).astype(np.float64),
         presence=np.where(known > 0, 1.0, rest.presence),
         any_size=True,
+        batch_variance=variance,
     )
 
 
