@@ -74,9 +74,7 @@ def main() -> None:
     images = open_dataset("fashion-mnist")
     cases = product(arguments.only or REGIMES, chosen_seeds(arguments))
     rows = gathered((measure(images, regime, seed) for regime, seed in cases), arguments.output)
-    print(
-        f"{machine()}; {arguments.seeds} seeds × {CLIENTS} clients, mean ± standard deviation over them\n"
-    )
+    print(f"{machine()}; {arguments.seeds} seeds × {CLIENTS} clients, mean ± standard deviation over them\n")
     print(table(rows))
 
 

@@ -1,6 +1,7 @@
 """How well ``--lr auto`` finds the learning rate, and what the counts lose by it.
 
     python benchmarks/unknown_lr.py --seeds 3      (about 20 minutes on one core)
+    python benchmarks/unknown_lr.py --seeds 3 --noise 1e-4
 
 Real training: the rounds of benchmarks/regimes.py (LeNet-5, Fashion-MNIST, Dirichlet 0.5, batch 32, 100
 auxiliary images a class). Prints Markdown; writes every client to results/unknown_lr.ndjson.
@@ -14,13 +15,16 @@ from itertools import product
 
 import numpy as np
 from common import Row, chosen_seeds, gathered, machine, markdown, mean_sd, seeds_parser
+from defences import defend
 from regimes import clients, simulated
 
 from rlu_cli.audit.options import TrainingOptions
 from rlu_cli.core.metrics import score_counts
 from rlu_cli.errors import MismatchError
+from rlu_cli.files.checkpoint import read_checkpoint
 from rlu_cli.images import ImageSet
 from rlu_cli.images.datasets import open_dataset
+from rlu_cli.simulation.defences import Defence
 
 TRIED = (
     "untrained, m = 1",
@@ -39,18 +43,24 @@ def main() -> None:
     parser = seeds_parser(__doc__, results="unknown_lr.ndjson")
     parser.add_argument("--only", action="append", choices=TRIED, help="a regime; may be repeated")
     parser.add_argument("--method", default="rlu")
+    parser.add_argument("--noise", type=float, default=0.0, help="on the updates, which nobody tells of")
     arguments = parser.parse_args()
-    images, method = open_dataset("fashion-mnist"), arguments.method
+    images, method, noise = open_dataset("fashion-mnist"), arguments.method, arguments.noise
     cases = product(arguments.only or TRIED, chosen_seeds(arguments))
-    rows = gathered((measure(images, regime, seed, method) for regime, seed in cases), arguments.output)
-    print(f"{machine()}; {arguments.seeds} seeds × 10 clients, method {method}\n")
+    rows = gathered((measure(images, *case, method, noise) for case in cases), arguments.output)
+    print(f"{machine()}; {arguments.seeds} seeds × 10 clients, method {method}, noise {noise:g}\n")
     print(table(rows))
 
 
-def measure(images: ImageSet, regime: str, seed: int, method: str) -> Iterator[Row]:
+def measure(images: ImageSet, regime: str, seed: int, method: str, noise: float) -> Iterator[Row]:
     """Each client of one round with its rate told, and not told."""
     with simulated(images, regime, seed) as root:
-        for line, local, auditor in clients(root):
+        for index, (line, local, auditor) in enumerate(clients(root)):
+            if noise:
+                sent, reference = (
+                    read_checkpoint(path) for path in (local, local.with_name("global.safetensors"))
+                )
+                defend(sent, reference, local, Defence(noise_std=noise), told=False, seed=1000 * seed + index)
             told = auditor.recover(local, TrainingOptions(), [method])
             truth = np.array(line.counts)
             row = {
@@ -58,6 +68,7 @@ def measure(images: ImageSet, regime: str, seed: int, method: str) -> Iterator[R
                 "seed": seed,
                 "client": line.client,
                 "method": method,
+                "noise": noise,
                 "iAcc_told": score_counts(told.recoveries[0].counts, truth).i_acc,
                 "refused": False,
             }

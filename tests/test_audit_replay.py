@@ -100,6 +100,31 @@ def test_distances_are_those_of_a_literal_training() -> None:
     assert not np.isfinite(replay(LocalTraining(30, 10, 1e20)).distance(MIX))
 
 
+def test_noise_is_no_part_of_the_distance() -> None:
+    """A closed form: squares add up, and what noise leaves unknown is its own standard deviation."""
+    training = LocalTraining(6, 10, 0.2)
+    end, _ = literal(replay(training), training)
+    length, _ = known(replay(training, end).travelled_without_noise(0.0))
+    sigma, squares, deviations = 0.03, [], []
+    for seed in range(40):
+        drawn = torch.Generator().manual_seed(seed)
+        noisy = {
+            name: value + sigma * torch.randn(value.shape, generator=drawn) for name, value in end.items()
+        }
+        assert replay(training, noisy).travelled() > 1.1 * length
+        own, deviation = known(replay(training, noisy).travelled_without_noise(sigma))
+        squares.append((own / length) ** 2)
+        deviations.append(2 * deviation * squares[-1])  # of the square
+    assert abs(np.mean(squares) - 1) < 3 * np.std(squares) / 40**0.5
+    assert np.std(squares) == pytest.approx(np.mean(deviations), rel=0.4)
+    assert replay(training, end).travelled_without_noise(1.0) is None
+
+
+def known(found: tuple[float, float] | None) -> tuple[float, float]:
+    assert found is not None
+    return found
+
+
 def test_the_way_is_drawn_to_the_clients_own_model() -> None:
     """A client that did not move at all: two nodes of two steps, the second half way back."""
     training = LocalTraining(2, 10, 0.2)

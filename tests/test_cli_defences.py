@@ -129,6 +129,29 @@ def test_a_method_reads_alike_whatever_else_is_asked_for(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
+    ("name", "sigma"),
+    [("untrained_m1", 1e-4), ("untrained_m10", 1e-4), ("trained_m1", 1e-4), ("trained_m10", 3e-4)],
+)
+def test_noise_that_nobody_says_is_no_part_of_the_rate(tmp_path: Path, name: str, sigma: float) -> None:
+    """Taken for training it made the rates two to seven times too large, and sure of it."""
+    outcome = call("recover", *defended(tmp_path, Defence(noise_std=sigma), name=name), "--lr", "auto")
+    assert "noise-seen" in outcome.codes
+    interval = re.search(r"95 %: ([0-9.e-]+) to ([0-9.e-]+)\)", outcome.err)
+    assert interval is not None
+    low, high = map(float, interval.groups())
+    assert low <= 0.01 <= high
+
+
+def test_noise_that_nobody_says_is_no_part_of_what_was_clipped(tmp_path: Path) -> None:
+    """Taken for training it made the update seem hardly clipped: four of these ten bounds held."""
+    bound = 0.3 * norm("untrained_m10")
+    flags = defended(tmp_path, Defence(clip=bound, noise_std=1e-4), name="untrained_m10")
+    outcome = call("recover", *flags, "--clip", bound)
+    assert {"noise-seen", "clip-estimated"} <= set(outcome.codes)
+    assert within_bounds(outcome.document, truth("untrained_m10")) >= 9
+
+
+@pytest.mark.parametrize(
     ("name", "delta", "sigma"),
     [("untrained_m1", False, 0.0), ("untrained_m1", True, 2e-7), ("untrained_m10", False, 2e-6)],
 )

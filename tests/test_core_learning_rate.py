@@ -150,6 +150,16 @@ def test_distance_that_grows_as_a_power() -> None:
     assert np.log(found.scale / found.low) == pytest.approx(half, rel=1e-3)
 
 
+def test_what_is_unknown_of_the_way_is_in_the_interval() -> None:
+    def distance(c: float, draw: int) -> float:
+        return float(c**0.5 * np.exp(NOISE[draw]))
+
+    found = rate_by_distance(distance, 0.2, least=1e-3, error=0.3)
+    assert found is not None
+    half = 2.776 * np.hypot(NOISE.std(ddof=1) * np.sqrt(1.2), 0.3) / 0.5 + 0.005
+    assert np.log(found.high / found.scale) == pytest.approx(half, rel=1e-3)
+
+
 def test_of_several_rates_the_largest() -> None:
     # As far as the client at c = 0.01 and 0.5, and less far between.
     def distance(c: float, draw: int) -> float:

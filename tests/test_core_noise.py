@@ -16,6 +16,7 @@ from rlu_cli.core.methods import METHODS
 from rlu_cli.core.methods.gls import ResidualModel
 from rlu_cli.core.misfit import misfit
 from rlu_cli.core.noise import normalised_noise, observed_views, unexplained_noise
+from rlu_cli.core.rate_likelihood import least_scale
 from rlu_cli.core.recover import recover_labels
 from rlu_cli.core.residuals import ResidualPath, residual_moments, residual_views
 from rlu_cli.core.synthetic_clients import ClientSimulator, FeatureNoise, update_features
@@ -179,6 +180,25 @@ def test_noise_that_nobody_told_of_shows_in_the_columns(sigma: float) -> None:
         assert (2 * np.log2(found)) % 1 == pytest.approx(0.0, abs=1e-9)
         without, _ = noisy_round(seed, 0.0)
         assert unexplained_noise(without) == 0.0
+
+
+def test_noise_shows_whatever_the_rate_is_taken_for() -> None:
+    for seed in range(5):
+        observation, _ = noisy_round(seed, 0.05)
+        found = unexplained_noise(observation)
+        for rate in (0.1, 1.0, 10.0):
+            told = replace(observation, training=replace(observation.training, lr=rate))
+            assert unexplained_noise(told, least_scale=least_scale(told)) == found
+        without, _ = noisy_round(seed, 0.0)
+        assert unexplained_noise(without, least_scale=least_scale(without)) == 0.0
+
+
+def test_decay_of_an_unknown_rate_is_no_noise() -> None:
+    training = LocalTraining(10, 32, 0.01, momentum=0.9, weight_decay=0.1)
+    observation, _ = scripted_observation(training, classes=N, size=L)
+    told = replace(observation, training=replace(training, lr=1.0))
+    assert unexplained_noise(told) > 0.0
+    assert unexplained_noise(told, least_scale=least_scale(told)) == 0.0
 
 
 @pytest.mark.parametrize(

@@ -47,7 +47,7 @@ def with_estimated_rate(
         known = "nothing" if found is None else f"an interval of a factor of {found.spread:.0f}"
         raise MismatchError(
             f"expected an update that tells its learning rate, found {known}: training of several steps "
-            "moved the model, and can't be replayed, or too few samples show; say --lr RATE"
+            "moved the model, and can't be replayed, or noise or too few samples hide it; say --lr RATE"
         )
     training = scaled(observation.training, found.scale)
     rate = training.lr if isinstance(training.lr, float) else training.lr[0]
@@ -64,4 +64,8 @@ def _by_replays(observation: Observation, replay: Replay) -> LearningRate | None
         z = solve_on_path(changed, normalised_update(changed)).solution.z
         return replace(replay, training=changed.training).distance(z, draw)
 
-    return rate_by_distance(distance, replay.travelled(), least=least_scale(observation))
+    known = replay.travelled_without_noise(observation.noise_std)
+    if known is None:
+        return None
+    travelled, error = known
+    return rate_by_distance(distance, travelled, least=least_scale(observation), error=error)

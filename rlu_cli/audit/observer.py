@@ -72,11 +72,13 @@ class Observer:
             noise = reading.record.noise_std
             return self._best(reading, has_bias=stands_for_bias(reading.opened.head, start, noise))
 
-        clipped = self._clipped(sent)
-        whole = with_seen_noise(sent if clipped is None else clipped.whole(sent), start)
+        norm = self._clipped_norm(sent)
+        seen = with_seen_noise(sent, start, sized=norm is None and not sent.record.lr_unknown)
+        clipped = None if norm is None else self._clipped(seen, norm)
+        whole = seen if clipped is None else clipped.whole(seen)
         simulated = None
         if clipped is not None and not clipped.sharp and not sent.record.lr_unknown:
-            simulated = clipped.simulated(with_seen_noise(sent, start))
+            simulated = clipped.simulated(seen)
         found = []
         for name in names:
             method, reading = method_for(name, simulated or whole), simulated or whole
@@ -138,17 +140,19 @@ class Observer:
         )
         return observation, model, end
 
-    def _clipped(self, sent: Reading) -> Clipped | None:
-        """How an update was clipped, None where it wasn't."""
-        opened, record = sent.opened, sent.record
+    def _clipped_norm(self, sent: Reading) -> float | None:
+        """The update's norm where it was clipped, None where it wasn't."""
+        record = sent.record
         if record.clip is None:
             return None
-        whole, before = opened.weights(), self._named(self._reference)
-        norm = clipped_norm(whole, before, clip=record.clip, noise_std=record.noise_std)
-        if norm is None:
-            return None
-        training = record.training
-        found = None
+        whole, before = sent.opened.weights(), self._named(self._reference)
+        return clipped_norm(whole, before, clip=record.clip, noise_std=record.noise_std)
+
+    def _clipped(self, sent: Reading, norm: float) -> Clipped:
+        """How an update was clipped whose norm is as large as that lets it be."""
+        record, training = sent.record, sent.record.training
+        assert record.clip is not None
+        found, whole = None, sent.opened.weights()
         steady = training.optimizer == "sgd" and not record.lr_unknown
         if steady and self._measured.has_samples and (training.steps == 1 or self._source.reads_weights):
             end = self._measured.end(whole, training.batch_size) if training.steps > 1 else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -129,6 +130,28 @@ class Replay:
         names = [name for name, _ in self.network.model.named_parameters() if name in end]
         ways = [(end[name].double() - self.start[name].double()).norm() for name in names]
         return float(torch.stack(ways).norm())
+
+    def travelled_without_noise(self, noise_std: float) -> tuple[float, float] | None:
+        """How far the client's model got itself, and the standard deviation of its logarithm.
+
+            d² = ‖θ_end − θ_global‖² − P σ²,     sd(log d) = √(2P σ⁴ + 4 d² σ²) / (2 d²)
+
+        None where noise hides it: no more than two standard deviations are left.
+
+        Parameters
+        ----------
+        noise_std : σ of known noise on each of the P parameters
+        """
+        squared = self.travelled() ** 2
+        if not noise_std:
+            return math.sqrt(squared), 0.0
+        numbers = sum(
+            value.numel() for name, value in self.network.model.named_parameters() if name in self.end
+        )
+        variance = noise_std**2
+        left = squared - numbers * variance
+        deviation = math.sqrt(2 * numbers * variance**2 + 4 * max(left, 0.0) * variance)
+        return (math.sqrt(left), deviation / (2 * left)) if left > 2 * deviation else None
 
     def states(
         self, batches: list[IntArray], *, at: list[int], random: bool = True

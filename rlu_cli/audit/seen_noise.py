@@ -7,10 +7,11 @@ from dataclasses import replace
 from rlu_cli.audit.reading import Reading
 from rlu_cli.core.coarse import check_coarse, storage_resolution
 from rlu_cli.core.noise import unexplained_noise
+from rlu_cli.core.rate_likelihood import least_scale
 from rlu_cli.core.types import ModelStatistics, Note
 
 
-def with_seen_noise(reading: Reading, start: ModelStatistics) -> Reading:
+def with_seen_noise(reading: Reading, start: ModelStatistics, *, sized: bool = True) -> Reading:
     """The update with the noise that it shows where none was told, and a note of it.
 
     Sparsified updates are left alone: what they lack is no noise, and the bias is among what they keep.
@@ -18,12 +19,13 @@ def with_seen_noise(reading: Reading, start: ModelStatistics) -> Reading:
     Parameters
     ----------
     start : the global model's statistics
+    sized : whether the update has its size; not where the learning rate is unknown, or its clipping
     """
     record = reading.record
-    if record.noise_std or record.lr_unknown:
+    if record.noise_std:
         return reading
     observation = reading.observation(start)
-    found = unexplained_noise(observation)
+    found = unexplained_noise(observation, least_scale=None if sized else least_scale(observation))
     if not found:
         return reading
     coarse = check_coarse(observation.update, resolution=storage_resolution(observation))

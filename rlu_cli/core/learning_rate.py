@@ -105,7 +105,7 @@ def _check_samples(observation: Observation, start: Activations, end: Activation
 
 
 def rate_by_distance(
-    distance: Callable[[float, int], float], travelled: float, *, least: float
+    distance: Callable[[float, int], float], travelled: float, *, least: float, error: float = 0.0
 ) -> LearningRate | None:
     """The factor c of the rates with which replayed training travels as far as the client did.
 
@@ -115,12 +115,13 @@ def rate_by_distance(
     travel as far too, so of several such c the largest is it. The distance is followed from ``least`` up by
     factors of 1.3 until it is e times too long; the line through the points around the last crossing gives c,
     and the spread s of the replays its interval, as the client's way is one more draw of the same kind:
-    ± t_{4} s √(1 + 1/5) / slope. None where no rate in reach does it.
+    ± t_{4} √(s² (1 + 1/5) + e²) / slope. None where no rate in reach does it.
 
     Parameters
     ----------
     distance : D_r(c), of a scale and the number of a replay; not finite where training diverges
     travelled : ‖θ_local − θ_global‖
+    error : e, standard deviation of its logarithm, as noise leaves one
     least : a scale that is surely too small
     """
     points: list[tuple[float, float, float]] = []
@@ -139,5 +140,5 @@ def rate_by_distance(
     near = way[max(crossings[-1] - 1, 0) : crossings[-1] + 3]
     slope = max(float(np.polyfit(near[:, 0], near[:, 1], 1)[0]), _FLATTEST)
     found = float(near[:, 0].mean() - near[:, 1].mean() / slope)
-    spread = float(near[:, 2].mean()) * float(np.sqrt(1 + 1 / _REPLAYS))
+    spread = float(np.hypot(near[:, 2].mean() * np.sqrt(1 + 1 / _REPLAYS), error))
     return from_logarithm(found, _STUDENT * spread / slope)
