@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 from methods_cases import cross_entropy_gradient, known_round
 
+from rlu_cli.core.checks import check_noisy_size
 from rlu_cli.core.learning_rate import estimate_learning_rate, rate_by_distance
 from rlu_cli.core.rate_likelihood import LearningRate, scaled
 from rlu_cli.core.recover import head_update
 from rlu_cli.core.types import Activations, FloatArray, Head, IntArray, LocalTraining, Observation
-from rlu_cli.core.update_size import size_error
+from rlu_cli.core.update_size import noisy_size_error, size_error
 from rlu_cli.errors import MismatchError
 
 N, L = 5, 6
@@ -106,6 +107,47 @@ def test_an_update_of_another_size_is_told_by_the_statistics_alone() -> None:
     )
     drifts = replace(observation, constant_gradient=observation.head)
     assert size_error(told_as(drifts, 1.0), TRUE, 0.0) is None
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_noise_does_not_hide_the_size(told: bool) -> None:
+    observation, samples = a_round()
+    sigma = 0.01 * float(np.abs(observation.update.weight).max())
+    doubted = {0.3: 0, 0.1: 0, 1.0: 0}
+    for seed in range(10):
+        rng, update = np.random.default_rng(seed), observation.update
+        assert update.bias is not None
+        noisy = replace(
+            update,
+            weight=update.weight + sigma * rng.normal(size=update.weight.shape),
+            bias=update.bias + sigma * rng.normal(size=N),
+        )
+        for rate in doubted:
+            seen = told_as(replace(observation, update=noisy, noise_std=sigma, noise_told=told), rate)
+            found = noisy_size_error(seen, samples)
+            if found is None:
+                continue
+            doubted[rate] += 1
+            if rate != 0.3:
+                assert found.low <= 0.3 / rate <= found.high
+    assert doubted[0.3] <= 1 and doubted[0.1] == doubted[1.0] == 10
+    assert noisy_size_error(seen, replace(samples, embeddings=None)) is None
+    drifts = replace(seen, constant_gradient=observation.head)
+    assert noisy_size_error(drifts, samples) is None
+
+
+def test_a_size_is_doubted_before_it_is_sure() -> None:
+    assert check_noisy_size(None) == []
+    codes = {
+        high: check_noisy_size(LearningRate(0.5, 0.25 / high, high))[0].code
+        for high in (0.6, 0.69, 0.72, 0.9)
+    }
+    assert codes == {
+        0.6: "update-misscaled",
+        0.69: "update-misscaled",
+        0.72: "size-doubted",
+        0.9: "size-doubted",
+    }
 
 
 def test_other_samples_than_the_clients_are_no_error_of_the_size() -> None:

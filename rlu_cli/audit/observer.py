@@ -8,6 +8,7 @@ from functools import cached_property
 from weakref import WeakKeyDictionary
 
 from rlu_cli.audit.clipping import Clipped, clip_factor, clipped_norm
+from rlu_cli.audit.doubted_size import of_any_size
 from rlu_cli.audit.measurements import Measurements
 from rlu_cli.audit.memory import bytes_to_keep
 from rlu_cli.audit.options import RunOptions
@@ -75,7 +76,7 @@ class Observer:
         norm = self._clipped_norm(sent)
         seen = with_seen_noise(sent, start, sized=norm is None and not sent.record.lr_unknown)
         clipped = None if norm is None else self._clipped(seen, norm)
-        whole = seen if clipped is None else clipped.whole(seen)
+        whole = (self._of_any_size(sent) or seen) if clipped is None else clipped.whole(seen)
         simulated = None
         if clipped is not None and not clipped.sharp and not sent.record.lr_unknown:
             simulated = clipped.simulated(seen)
@@ -139,6 +140,14 @@ class Observer:
             device=self._run.device,
         )
         return observation, model, end
+
+    def _of_any_size(self, sent: Reading) -> Reading | None:
+        training = sent.record.training
+        if sent.record.clip is not None or not self._measured.has_samples:
+            return None
+        start = self._measured.start(training.batch_size)
+        samples = self._measured.measured_start(training.batch_size).activations
+        return of_any_size(sent, start, samples, seed=self._run.seed)
 
     def _clipped_norm(self, sent: Reading) -> float | None:
         """The update's norm where it was clipped, None where it wasn't."""
@@ -236,7 +245,7 @@ class Observer:
             can_make_clients=made is not None,
             separable=separable,
             alone=made is not None and made.own is not None,
-            scaled=reading.clipping is not None,
+            scaled=reading.scaled,
         )
         sized = training.steps == 1 and not (reading.record.lr_unknown or reading.scaled)
         if best is METHODS["gls"] and sized and size_is_doubted(reading.observation(start)) and separable():

@@ -164,7 +164,7 @@ def check_sign(u: FloatArray, confidence: FloatArray) -> list[Note]:
 
 MISSCALED = (
     "it was clipped (say --clip), or the learning rate, the steps or the loss's reduction are wrong (--lr "
-    "auto finds the rate); there are no bounds"
+    "auto finds the rate)"
 )
 """What `update-misscaled` may come of."""
 
@@ -178,13 +178,24 @@ def check_size(found: LearningRate | None) -> list[Note]:
     """Warn of an update whose size isn't what its training values make; see `size_error`."""
     if found is None:
         return []
-    return [
-        Note(
-            "update-misscaled",
-            f"the update is {found.scale:.3g} times what its training values make it (95 %: "
-            f"{found.low:.3g} to {found.high:.3g}): {MISSCALED}",
-        )
-    ]
+    return [Note("update-misscaled", f"the update is {_size(found)}; there are no bounds")]
+
+
+def check_noisy_size(found: LearningRate | None) -> list[Note]:
+    """The same of an update with noise, which may hide its size; see `noisy_size_error`."""
+    if found is None:
+        return []
+    then = "it is read as one of any size, for which rlu and gls have no bounds"
+    if found.excludes(1.0, halves=2.0):
+        return [Note("update-misscaled", f"the update is {_size(found)}; {then}")]
+    return [Note("size-doubted", f"the update may be {_size(found)}; {then}")]
+
+
+def _size(found: LearningRate) -> str:
+    return (
+        f"{found.scale:.3g} times what its training values make it (95 %: {found.low:.3g} to "
+        f"{found.high:.3g}): {MISSCALED}"
+    )
 
 
 def check_misfit(misfit: float | None, motion: float | None) -> list[Note]:

@@ -70,6 +70,11 @@ class LearningRate:
         """high / low."""
         return self.high / self.low
 
+    def excludes(self, scale: float, *, halves: float = 1.0) -> bool:
+        """Whether a factor is more than so many halves of the interval away, in logarithms."""
+        half = max(np.log(self.high / self.scale), np.log(self.scale / self.low))
+        return bool(abs(np.log(self.scale / scale)) > halves * half)
+
     def widened(self, motion: float) -> LearningRate:
         """With the error beside sampling: half of the way between both ends, as one standard deviation.
 

@@ -178,13 +178,14 @@ class _Prepared:
         codes = {note.code for note in found}  # a check and a method may find the same
         misscaled = "update-misscaled" in codes | {note.code for note in estimate.warnings}
         bounded = estimate.any_size or not (misscaled or observation.scaled)
+        counts = round_to_total(estimate.proportions, total)
         return Recovery(
             method=self.method.name,
             total=total,
-            counts=round_to_total(estimate.proportions, total),
+            counts=counts,
             estimate=total * estimate.proportions,
-            low=estimate.low if bounded else None,
-            high=estimate.high if bounded else None,
+            low=None if estimate.low is None or not bounded else np.minimum(estimate.low, counts),
+            high=None if estimate.high is None or not bounded else np.maximum(estimate.high, counts),
             presence=estimate.presence if bounded else None,
             diagnostics={
                 "residual": None,
@@ -238,7 +239,7 @@ def _automatic(observation: Observation) -> Method:
         can_make_clients=observation.replayed_clients is not None,
         separable=lambda: out_of_reach(observation) is None,
         alone=observation.replayed_clients is not None and observation.replayed_clients.own is not None,
-        scaled=observation.clipping is not None,
+        scaled=observation.scaled,
     )
 
 

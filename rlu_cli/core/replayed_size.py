@@ -101,7 +101,7 @@ def size_notes(found: RelativeSize) -> tuple[Note, ...]:
             "update-misscaled",
             f"the output layer's update is {factor:.2g} times as large as those of replays that point "
             f"alike (95 %: {edges[0]:.2g} to {edges[1]:.2g}): the model knew the client's samples by heart, "
-            f"or {MISSCALED}",
+            f"or {MISSCALED}; there are no bounds",
         ),
     )
 

@@ -79,8 +79,30 @@ def size_error(observation: Observation, z: FloatArray, moved: float) -> Learnin
     if abs(found) <= _RIGHT or views.misfit(found) > _OTHERWISE:
         return None
     interval = views.interval(found, soon=soon).widened(moved)
-    half = max(np.log(interval.high / interval.scale), np.log(interval.scale / interval.low))
-    return interval if abs(found) > 2 * half else None
+    return interval if interval.excludes(1.0, halves=2.0) else None
+
+
+def noisy_size_error(observation: Observation, samples: Activations) -> LearningRate | None:
+    """`size_error` of one step's update with known noise, from the embeddings themselves.
+
+    ΔW Wᵀ adds noise up, and leaves most directions of the embedding out in which classes differ. As what is
+    read as of any size has bounds, which are wider, a size is doubted as soon as its interval leaves 1 out.
+
+    Parameters
+    ----------
+    samples : auxiliary samples under the global model, with embeddings
+    """
+    head = observation.head
+    drifts = observation.constant_gradient is not None or observation.training.weight_decay > 0
+    fewest = np.bincount(samples.labels, minlength=head.num_classes).min()
+    if head.bias is None or drifts or samples.embeddings is None or fewest < FEWEST:
+        return None
+    views = Views(observation, explanation_of([samples], [1.0], has_bias=True))
+    found = views.likeliest()
+    if abs(found) <= _RIGHT or views.misfit(found) > _OTHERWISE:
+        return None
+    interval = views.interval(found)
+    return interval if interval.excludes(1.0) else None
 
 
 def _explained_by_logits(observation: Observation, samples: list[Activations]) -> Explanation:

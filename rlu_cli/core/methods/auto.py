@@ -55,7 +55,7 @@ def best_method(
     alone : whether those serve one client alone, so that they are few: then `gls` knows more of few steps of
         models that are not trained
     separable : whether the samples of its one step may be told apart; asked where they are worth it
-    scaled : whether the update was clipped, and made-up clients can be as well
+    scaled : whether the update was scaled by an unknown factor, and made-up clients can be as well
     """
     if residuals is None or not has_bias:
         return RLU if training.optimizer == "sgd" else SURROGATE

@@ -1,0 +1,36 @@
+"""A single step with noise whose update is of another size than training makes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from rlu_cli.audit.reading import Reading
+from rlu_cli.audit.seen_noise import with_seen_noise
+from rlu_cli.core.checks import check_noisy_size
+from rlu_cli.core.coarse import check_coarse, storage_resolution
+from rlu_cli.core.residuals import MOST_SAMPLED
+from rlu_cli.core.types import Activations, ModelStatistics
+from rlu_cli.core.update_size import noisy_size_error
+
+
+def of_any_size(sent: Reading, start: ModelStatistics, samples: Activations, *, seed: int) -> Reading | None:
+    """The update as one of any size, with a note; None where its size isn't doubted, or can't be told.
+
+    Noise that can't change a count is looked at too: it may hide that the update was scaled.
+
+    Parameters
+    ----------
+    start, samples : the global model's statistics, and the auxiliary samples under it
+    """
+    record, training = sent.record, sent.record.training
+    single = training.steps == 1 and training.optimizer == "sgd"
+    if not single or record.lr_unknown or start.num_classes > MOST_SAMPLED:
+        return None
+    seen = with_seen_noise(sent, start, sized=False)
+    observation = replace(seen.observation(start), seed=seed)
+    if not observation.noise_std:
+        return None
+    if check_coarse(observation.update, resolution=storage_resolution(observation)):
+        return None
+    notes = check_noisy_size(noisy_size_error(observation, samples))
+    return replace(seen, scaled=True).noting(*notes) if notes else None
