@@ -151,6 +151,16 @@ def test_noise_that_nobody_says_is_no_part_of_what_was_clipped(tmp_path: Path) -
     assert within_bounds(outcome.document, truth("untrained_m10")) >= 9
 
 
+@pytest.mark.parametrize(("share", "clipped"), [(0.3, True), (1.0, True), (20.0, False)])
+def test_what_was_not_sent_is_part_of_the_norm(tmp_path: Path, share: float, clipped: bool) -> None:
+    """Clipped, and then its largest tenth sent: its norm was taken for one that clipping had not reached."""
+    bound = share * norm("untrained_m10")
+    flags = defended(tmp_path, Defence(clip=bound, top_k=0.1), name="untrained_m10")
+    outcome = call("recover", *flags, "--clip", bound)
+    assert outcome.codes == ["clip-estimated"] * clipped + ["update-sparsified"]
+    assert abs(np.array(outcome.document["counts"]) - truth("untrained_m10")).sum() <= 4
+
+
 @pytest.mark.parametrize("name", ["untrained_m1", "trained_m1"])
 @pytest.mark.parametrize("sigma", [1e-5, 1e-4])
 @pytest.mark.parametrize("said", [True, False])

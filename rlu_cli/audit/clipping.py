@@ -36,7 +36,9 @@ _SIDES = 3.92
 def clipped_norm(local: Checkpoint, reference: Checkpoint, *, clip: float, noise_std: float) -> float | None:
     """The update's norm where it is as large as clipping let it be, None where it is smaller.
 
-        ‖Δ‖² ≈ C² + P σ²     for P numbers, clipped to C, with noise σ on each
+        ‖Δ‖² ≈ C² + P σ²,    or less by up to Z min |Δ|²
+
+    for P numbers, clipped to C, with noise σ on each, of which the smallest Z were not sent.
 
     Then Δ was scaled down by a factor min(1, C/‖Δ‖) that nobody tells. An update of a smaller norm is what it
     would have been without clipping.
@@ -45,14 +47,19 @@ def clipped_norm(local: Checkpoint, reference: Checkpoint, *, clip: float, noise
     ----------
     local : the whole local model
     """
-    squares, count = 0.0, 0
+    squares, count, zeros, least = 0.0, 0, 0, math.inf
     for name, before in reference.tensors.items():
         if name in local.tensors and is_trained(name, before):
-            squares += float((local.tensors[name].double() - before.double()).square().sum())
-            count += before.numel()
+            each = (local.tensors[name].double() - before.double()).square()
+            squares += float(each.sum())
+            count += each.numel()
+            sent = each[each > 0]
+            zeros += each.numel() - sent.numel()
+            least = min(least, float(sent.min())) if sent.numel() else least
+    hidden = zeros * least if zeros and math.isfinite(least) else 0.0
     excess = squares - count * noise_std**2
     spread = noise_std * math.sqrt(2 * count * noise_std**2 + 4 * clip**2)
-    if excess < (clip * (1 - _SLACK)) ** 2 - _DEVIATIONS * spread:
+    if excess + hidden < (clip * (1 - _SLACK)) ** 2 - _DEVIATIONS * spread:
         return None
     return math.sqrt(max(excess, 0.0))
 
@@ -148,7 +155,8 @@ class Clipped:
         reached = f"as much as clipping to {self.clip:g} lets it be: it was scaled down"
         if self.norm < self.clip * (1 - _SLACK):
             reached = (
-                f"and within its noise as much as clipping to {self.clip:g} lets it be: it was scaled down"
+                f"and but for its noise, or for what wasn't sent, as much as clipping to {self.clip:g} lets "
+                "it be: it was scaled down"
             )
         return f"the update's norm is {self.norm:.3g}, {reached}"
 

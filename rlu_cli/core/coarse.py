@@ -59,6 +59,12 @@ def check_coarse(update: HeadUpdate, *, resolution: float) -> list[Note]:
     return notes
 
 
+def is_sparsified(observation: Observation) -> bool:
+    """Whether parts of the output layer's update seem not to have been sent."""
+    found = check_coarse(observation.update, resolution=storage_resolution(observation))
+    return any(note.code == "update-sparsified" for note in found)
+
+
 def storage_resolution(observation: Observation) -> float:
     """The largest rounding error of the output layer's update, as float32 or a coarser type stores it."""
     head, update = observation.head, observation.update
