@@ -148,6 +148,22 @@ def test_another_size_is_said_and_counts_stay(observed: Observation, factor: flo
     assert not [note for note in right.warnings if note.code == "update-misscaled"]
 
 
+@pytest.mark.parametrize("client", [0, 1, 2])
+def test_counts_that_are_not_whole_show_a_wrong_rate(client: int) -> None:
+    """Too little for the likelihood; then only samples that are told apart know the counts for sure."""
+    flags = [*sample("untrained_m1", client), *QUICK]
+    wrong = call("recover", *flags, "--method", "gls", "--lr", 0.0115)
+    assert "counts-not-whole" in wrong.codes
+    assert wrong.document["reliability"]["grade"] == "poor"
+    assert all(row["low"] is None and row["presence"] is None for row in wrong.document["classes"])
+    for right in ((), ("--noise-std", 1e-4, "--lr", 0.0115)):  # known noise leaves room for parts of samples
+        assert "counts-not-whole" not in call("recover", *flags, "--method", "gls", *right).codes
+    told_apart = call("recover", *flags, "--lr", 0.0115).document
+    assert told_apart["method"] == "disaggregation"
+    assert told_apart["counts"] == truth("untrained_m1", client)
+    assert call("recover", *flags).document["method"] == "gls"
+
+
 def test_the_learning_rate_is_read_off_single_samples() -> None:
     flags = [*sample("trained_m1"), "--lr", "auto", *QUICK]
     document = call("recover", *flags).document

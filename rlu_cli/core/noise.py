@@ -24,30 +24,43 @@ _COUNTED = 0.1
 """Samples by which noise must be able to change a count to be worth its care: rounding isn't."""
 
 
-def unexplained_noise(observation: Observation, *, least_scale: float | None = None) -> float:
-    """The standard deviation of noise on each number of the update that nobody told of, 0 for none.
+def column_noise(observation: Observation, *, rate_known: bool = True) -> float:
+    """The standard deviation of what lies on each number of an SGD client's update beside training.
 
         σ̂² = Var_l(Σ_j (ΔW + h)[j, l]) / N
 
     What samples do to a column of ΔW sums to 0 over the classes, whatever they are, so its sum is noise of N
-    numbers: Gaussian, of quantisation, or what another loss does. Rounded to a power of √2, so that clients
-    whose noise is alike have equal numbers. Noise that can't change a count by 0.1 is none.
+    numbers: Gaussian, of rounding or quantisation, or what another loss does.
 
     Parameters
     ----------
-    least_scale : least factor of the rates, where they, or the update, are right up to a factor only. What
-        weight decay does is then what goes along with Σ_j W[j, l], and noise counts as it would at the least.
+    rate_known : False where the rates, or the update, are right up to a factor only. What weight decay does
+        is then what goes along with Σ_j W[j, l]
+    """
+    update = without_drift(observation) if rate_known else observation.update
+    sums, known = update.weight.sum(axis=0), np.ones((update.embedding_size, 1))
+    if not rate_known and observation.training.weight_decay:
+        known = np.column_stack((known, observation.head.weight.sum(axis=0)))
+    left = sums - known @ np.linalg.lstsq(known, sums, rcond=None)[0]
+    variance = float(left @ left) / max(len(sums) - known.shape[1], 1)
+    return float(np.sqrt(variance / update.num_classes))
+
+
+def unexplained_noise(observation: Observation, *, least_scale: float | None = None) -> float:
+    """The standard deviation of noise on each number of the update that nobody told of, 0 for none.
+
+    `column_noise`, rounded to a power of √2, so that clients whose noise is alike have equal numbers. Noise
+    that can't change a count by 0.1 is none.
+
+    Parameters
+    ----------
+    least_scale : least factor of the rates, where they, or the update, are right up to a factor only: noise
+        counts as it would at the least
     """
     training = observation.training
     if training.optimizer != "sgd" or observation.update.embedding_size < _FEWEST_COLUMNS:
         return 0.0
-    update = observation.update if least_scale else without_drift(observation)
-    sums, known = update.weight.sum(axis=0), np.ones((update.embedding_size, 1))
-    if least_scale and training.weight_decay:
-        known = np.column_stack((known, observation.head.weight.sum(axis=0)))
-    left = sums - known @ np.linalg.lstsq(known, sums, rcond=None)[0]
-    variance = float(left @ left) / (len(sums) - known.shape[1])
-    found = float(np.sqrt(variance / update.num_classes))
+    found = column_noise(observation, rate_known=least_scale is None)
     if training.samples * found < _COUNTED * (least_scale or 1.0) * pace(training):
         return 0.0
     return float(2.0 ** (np.round(2 * np.log2(found)) / 2))

@@ -36,6 +36,7 @@ from rlu_cli.core.types import (
 )
 from rlu_cli.core.unit_direction import stands_for_bias
 from rlu_cli.core.update_size import size_error
+from rlu_cli.core.whole_counts import check_whole, off_whole
 from rlu_cli.errors import MismatchError
 
 _OF_GRADIENTS = (
@@ -128,9 +129,10 @@ class _Prepared:
         )
         moved = motion(observation.start, observation.end)
         coarse = check_coarse(observation.update, resolution=storage_resolution(observation))
-        size = None
+        size = off = None
         if not (observation.scaled or estimate.any_size or coarse):
             size = size_error(observation, estimate.proportions, moved or 0.0)
+            off = off_whole(observation)
         return self._recovery(
             estimate,
             diagnostics={
@@ -143,6 +145,7 @@ class _Prepared:
                 *self.notes,
                 *coarse,
                 *check_size(size),
+                *check_whole(off),
                 *check_misfit(unexplained, moved),
                 *check_embedding(match, unexplained, moved),
                 *assumption_notes(self.method, problem),
@@ -176,8 +179,11 @@ class _Prepared:
         total = observation.training.samples
         found = (*observation.notes, *warnings)
         codes = {note.code for note in found}  # a check and a method may find the same
-        misscaled = "update-misscaled" in codes | {note.code for note in estimate.warnings}
-        bounded = estimate.any_size or not (misscaled or observation.scaled)
+        unsized = {"update-misscaled", "counts-not-whole"} & {
+            *codes,
+            *(note.code for note in estimate.warnings),
+        }
+        bounded = estimate.any_size or not (unsized or observation.scaled)
         counts = round_to_total(estimate.proportions, total)
         return Recovery(
             method=self.method.name,

@@ -20,6 +20,7 @@ UNRELIABLE = (
     "update-near-precision",
     "update-clipped",
     "update-misscaled",
+    "counts-not-whole",
     "update-unlike-replays",
     "update-sign-reversed",
     "local-looks-like-delta",

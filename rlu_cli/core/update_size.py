@@ -20,6 +20,7 @@ from rlu_cli.core.rate_likelihood import (
     stands_still,
 )
 from rlu_cli.core.types import Activations, FloatArray, Head, ModelStatistics, Observation
+from rlu_cli.core.whole_counts import off_whole
 
 _CAUTION = 0.5
 """Of the motion up to which a model stands still, where the size of an update is doubted."""
@@ -40,7 +41,7 @@ def size_is_doubted(observation: Observation) -> bool:
     if check_coarse(observation.update, resolution=storage_resolution(observation)):
         return False
     z = solve_on_path(observation, normalised_update(observation)).solution.z
-    return size_error(observation, z, 0.0) is not None
+    return size_error(observation, z, 0.0) is not None or off_whole(observation) is not None
 
 
 def size_error(observation: Observation, z: FloatArray, moved: float) -> LearningRate | None:

@@ -255,17 +255,22 @@ def is_exact(residuals: ResidualMoments, training: LocalTraining) -> bool:
 
 
 def foreseen_error(model: ResidualModel) -> float:
-    """E ½‖ẑ − z‖₁ at equal proportions z, as far as the error model goes, the bounds of z left aside.
+    """E ½‖ẑ − z‖₁ at equal proportions z, as far as the error model goes, the bounds of z left aside."""
+    N = model.mean.shape[1]
+    return float(np.sum(deviations(model, np.full(N, 1.0 / N))) / np.sqrt(2 * np.pi))
 
-    Cov ẑ = T (Tᵀ Mᵀ Σ⁻¹ M T)⁻¹ Tᵀ,     T a basis of {Σ_n z_n = 0}
+
+def deviations(model: ResidualModel, z: FloatArray) -> FloatArray:
+    """Standard deviations of ẑ where z is right, shape (N,), the bounds of z left aside.
+
+    Cov ẑ = T (Tᵀ Mᵀ Σ(z)⁻¹ M T)⁻¹ Tᵀ,     T a basis of {Σ_n z_n = 0}
     """
     N = model.mean.shape[1]
-    root = np.linalg.cholesky(model.covariance(np.full(N, 1.0 / N)))
+    root = np.linalg.cholesky(model.covariance(z))
     T = np.linalg.svd(np.ones((1, N)))[2][1:].T
     design = _solved(np.asarray(root), model.mean @ T)
     spread = T @ np.linalg.pinv(design)
-    deviations = np.sqrt(np.sum(spread**2, axis=1))
-    return float(np.sum(deviations) / np.sqrt(2 * np.pi))
+    return np.asarray(np.sqrt(np.sum(spread**2, axis=1)))
 
 
 def _solved(root: FloatArray, columns: FloatArray) -> FloatArray:
