@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from rlu_cli.audit.reading import Reading
@@ -13,14 +14,17 @@ from rlu_cli.core.types import Activations, ModelStatistics
 from rlu_cli.core.update_size import noisy_size_error
 
 
-def of_any_size(sent: Reading, start: ModelStatistics, samples: Activations, *, seed: int) -> Reading | None:
+def of_any_size(
+    sent: Reading, start: ModelStatistics, samples: Callable[[], Activations], *, seed: int
+) -> Reading | None:
     """The update as one of any size, with a note; None where its size isn't doubted, or can't be told.
 
     Noise that can't change a count is looked at too: it may hide that the update was scaled.
 
     Parameters
     ----------
-    start, samples : the global model's statistics, and the auxiliary samples under it
+    start : the global model's statistics
+    samples : makes the auxiliary samples under it, where noise is seen
     """
     record, training = sent.record, sent.record.training
     single = training.steps == 1 and training.optimizer == "sgd"
@@ -32,5 +36,5 @@ def of_any_size(sent: Reading, start: ModelStatistics, samples: Activations, *, 
         return None
     if check_coarse(observation.update, resolution=storage_resolution(observation)):
         return None
-    notes = check_noisy_size(noisy_size_error(observation, samples))
+    notes = check_noisy_size(noisy_size_error(observation, samples()))
     return replace(seen, scaled=True).noting(*notes) if notes else None

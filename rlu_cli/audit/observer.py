@@ -20,7 +20,7 @@ from rlu_cli.core.dense_layers import DenseTail
 from rlu_cli.core.methods import AUTO, METHODS, Method, best_method, get_method
 from rlu_cli.core.methods.base import check_optimizer
 from rlu_cli.core.methods.disaggregation import out_of_scope
-from rlu_cli.core.types import Clipping, FloatArray, Head, LocalTraining, Observation
+from rlu_cli.core.types import Activations, Clipping, FloatArray, Head, LocalTraining, Observation
 from rlu_cli.core.unit_direction import stands_for_bias
 from rlu_cli.core.update_size import size_is_doubted
 from rlu_cli.core.variates import STATEFUL
@@ -146,7 +146,10 @@ class Observer:
         if sent.record.clip is not None or not self._measured.has_samples:
             return None
         start = self._measured.start(training.batch_size)
-        samples = self._measured.measured_start(training.batch_size).activations
+
+        def samples() -> Activations:
+            return self._measured.measured_start(training.batch_size).activations
+
         return of_any_size(sent, start, samples, seed=self._run.seed)
 
     def _clipped_norm(self, sent: Reading) -> float | None:
