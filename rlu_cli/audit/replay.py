@@ -143,8 +143,6 @@ class Replay:
         noise_std : σ of known noise on each of the P parameters
         """
         squared = self.travelled() ** 2
-        if not noise_std:
-            return math.sqrt(squared), 0.0
         numbers = sum(
             value.numel() for name, value in self.network.model.named_parameters() if name in self.end
         )

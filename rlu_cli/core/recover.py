@@ -179,11 +179,9 @@ class _Prepared:
         total = observation.training.samples
         found = (*observation.notes, *warnings)
         codes = {note.code for note in found}  # a check and a method may find the same
-        unsized = {"update-misscaled", "counts-not-whole"} & {
-            *codes,
-            *(note.code for note in estimate.warnings),
-        }
-        bounded = estimate.any_size or not (unsized or observation.scaled)
+        said = codes | {note.code for note in estimate.warnings}
+        unsized = observation.scaled or not said.isdisjoint(("update-misscaled", "counts-not-whole"))
+        bounded = estimate.any_size or not unsized
         counts = round_to_total(estimate.proportions, total)
         return Recovery(
             method=self.method.name,

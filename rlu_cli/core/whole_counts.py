@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from rlu_cli.core.coarse import is_sparsified
 from rlu_cli.core.gradients import normalised_update
 from rlu_cli.core.methods.gls import ResidualModel, deviations, fit
 from rlu_cli.core.noise import column_noise
@@ -25,6 +24,10 @@ def off_whole(observation: Observation) -> float | None:
     sample, and B z is whole. An update that is 5 % too large draws B ẑ away from what the model itself makes
     of B samples by 5 %, and few of them stay whole. None too of several steps, of updates of any size or with
     known noise, of more than 20 classes and without bias. Noise that can't change a count is part of sd.
+
+    Parameters
+    ----------
+    observation : of an update that was neither sparsified nor quantised (`check_coarse`)
     """
     residuals, training = observation.start.residuals, observation.training
     known = observation.scaled or observation.noise_std > 0
@@ -36,10 +39,9 @@ def off_whole(observation: Observation) -> float | None:
     found = fit(ResidualModel([(1.0, residuals)], training), normalised_update(observation)[:-1])
     counts = total * found.solution.z
     off = np.abs(counts - np.rint(counts))
-    if off.max() <= _FAR or is_sparsified(observation):
+    if off.max() <= _FAR:
         return None
-    birge = np.sqrt(max(1.0, (1.0 + found.chi_squared) / (1.0 + found.freedom)))
-    spread = birge * total * deviations(found.model, found.solution.z)
+    spread = found.birge * total * deviations(found.model, found.solution.z)
     unseen = total * column_noise(observation) / pace(training)
     far = off > np.maximum(_FAR, _SURELY * np.hypot(spread, unseen))
     return float(off[far].max()) if far.any() else None

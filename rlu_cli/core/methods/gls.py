@@ -231,6 +231,11 @@ class Fit:
     chi_squared: float
     freedom: int
 
+    @property
+    def birge(self) -> float:
+        """√((1 + χ²)/(1 + freedom)), at least 1: by how much errors seem larger than the model has them."""
+        return float(np.sqrt(max(1.0, (1.0 + self.chi_squared) / (1.0 + self.freedom))))
+
 
 def fit(model: ResidualModel, u: FloatArray) -> Fit:
     """The generalised least-squares proportions for u, shape (N − 1,) a view."""
@@ -282,11 +287,10 @@ def _solved(root: FloatArray, columns: FloatArray) -> FloatArray:
 def solutions_of_like_updates(found: Fit, *, seed: int) -> FloatArray:
     """Proportions (draws, N) for updates that scatter about M z as the error model says u does.
 
-    Where χ² exceeds its mean, all errors are taken to be larger by Birge's ratio √((1 + χ²)/(1 + freedom)).
+    Where χ² exceeds its mean, all errors are taken to be larger by Birge's ratio (`Fit.birge`).
     """
-    ratio = float(np.sqrt(max(1.0, (1.0 + found.chi_squared) / (1.0 + found.freedom))))
     centre = found.design @ found.solution.z
-    noise = ratio * np.random.default_rng(seed).standard_normal((_DRAWS, len(centre)))
+    noise = found.birge * np.random.default_rng(seed).standard_normal((_DRAWS, len(centre)))
     solver = SimplexSolver(found.design)
     return np.stack([solver.solve(centre + row).z for row in noise])
 
