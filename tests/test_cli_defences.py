@@ -151,6 +151,32 @@ def test_noise_that_nobody_says_is_no_part_of_what_was_clipped(tmp_path: Path) -
     assert within_bounds(outcome.document, truth("untrained_m10")) >= 9
 
 
+def test_what_is_larger_than_the_bound_was_not_clipped_to_it(tmp_path: Path) -> None:
+    """It was read as scaled down, by a factor that its weights were asked for."""
+    flags = defended(tmp_path, Defence())
+    told, untold = call("recover", *flags, "--clip", 0.4 * norm()), call("recover", *flags)
+    assert told.codes == ["clip-exceeded"]
+    assert told.document["classes"] == untold.document["classes"]
+    assert told.document["training"]["clip"] == 0.4 * norm()
+    assert told.document["reliability"]["grade"] == "poor"
+    assert call("recover", *flags, "--clip", 0.4 * norm(), "--strict").code == 5
+    assert "clip-exceeded" not in call("recover", *flags, "--clip", 0.6 * norm()).codes
+
+
+@pytest.mark.parametrize(
+    ("noise_std", "quantize", "said"), [(0.01, None, {}), (0.01, None, {"noise_std": 0.01}), (0.0, 2, {})]
+)
+def test_what_noise_and_rounding_add_is_not_taken_for_another_bound(
+    tmp_path: Path, noise_std: float, quantize: int | None, said: dict[str, float]
+) -> None:
+    """Each makes this update four times as large and more."""
+    bound = 0.3 * norm()
+    flags = defended(tmp_path, Defence(clip=bound, noise_std=noise_std, quantize=quantize), **said)
+    codes = call("recover", *flags, "--clip", bound).codes
+    assert "clip-exceeded" not in codes
+    assert {"clip-simulated", "update-clipped", "clip-estimated"} & set(codes)
+
+
 @pytest.mark.parametrize(("share", "clipped"), [(0.3, True), (1.0, True), (20.0, False)])
 def test_what_was_not_sent_is_part_of_the_norm(tmp_path: Path, share: float, clipped: bool) -> None:
     """Clipped, and then its largest tenth sent: its norm was taken for one that clipping had not reached."""

@@ -7,11 +7,13 @@ from dataclasses import dataclass, replace
 
 from rlu_cli.audit.local_model import open_local
 from rlu_cli.audit.reading import Reading
+from rlu_cli.audit.seen_noise import with_seen_noise
 from rlu_cli.audit.updates import enlarged, is_trained
+from rlu_cli.core.coarse import is_quantised
 from rlu_cli.core.learning_rate import estimate_learning_rate
 from rlu_cli.core.misfit import motion
 from rlu_cli.core.rate_likelihood import LearningRate, stands_still
-from rlu_cli.core.types import Activations, Clipping, Note, Observation
+from rlu_cli.core.types import Activations, Clipping, ModelStatistics, Note, Observation
 from rlu_cli.errors import MismatchError
 from rlu_cli.files.checkpoint import Checkpoint
 
@@ -20,6 +22,10 @@ _SLACK = 0.005
 
 _DEVIATIONS = 3.0
 """Of the norm under known noise."""
+
+_IMPOSSIBLE = 2.0
+"""How many times as large as clipping lets it be a norm is that was not clipped: the variance of noise that
+is seen is known to a factor of two or so."""
 
 _SHARP, _KNOWN = 1.05, 4.0
 """Upper over lower end of the factor's interval: up to which bounds of the counts need not know of it, and up
@@ -33,15 +39,42 @@ _SIDES = 3.92
 """Standard deviations between both ends of a 95 % interval."""
 
 
-def clipped_norm(local: Checkpoint, reference: Checkpoint, *, clip: float, noise_std: float) -> float | None:
-    """The update's norm where it is as large as clipping let it be, None where it is smaller.
+@dataclass(frozen=True)
+class UpdateNorm:
+    """How large an update is that was clipped to a norm C before noise was added and small numbers left out.
 
         ‖Δ‖² ≈ C² + P σ²,    or less by up to Z min |Δ|²
 
-    for P numbers, clipped to C, with noise σ on each, of which the smallest Z were not sent.
+    for P numbers, with noise σ on each, of which the smallest Z were not sent, if clipping was active. Then Δ
+    was scaled down by a factor min(1, C/‖Δ‖) that nobody tells. An update of a smaller norm is what it would
+    have been without clipping; one of a larger norm was not clipped to C.
 
-    Then Δ was scaled down by a factor min(1, C/‖Δ‖) that nobody tells. An update of a smaller norm is what it
-    would have been without clipping.
+    squares : ‖Δ‖²
+    count : P
+    hidden : Z min |Δ|²
+    """
+
+    squares: float
+    count: int
+    hidden: float = 0.0
+
+    def without(self, noise_std: float) -> float:
+        """The norm without the noise."""
+        return math.sqrt(max(self.squares - self.count * noise_std**2, 0.0))
+
+    def reaches(self, clip: float, noise_std: float) -> bool:
+        """Whether it is as large as clipping to ``clip`` let it be, or larger."""
+        excess = self.squares - self.count * noise_std**2
+        spread = noise_std * math.sqrt(2 * self.count * noise_std**2 + 4 * clip**2)
+        return excess + self.hidden >= (clip * (1 - _SLACK)) ** 2 - _DEVIATIONS * spread
+
+    def exceeds(self, clip: float, noise_std: float) -> bool:
+        """Whether it is far larger than that."""
+        return math.sqrt(self.squares) > _IMPOSSIBLE * math.hypot(clip, noise_std * math.sqrt(self.count))
+
+
+def update_norm(local: Checkpoint, reference: Checkpoint) -> UpdateNorm:
+    """The norm of all that was trained.
 
     Parameters
     ----------
@@ -56,12 +89,39 @@ def clipped_norm(local: Checkpoint, reference: Checkpoint, *, clip: float, noise
             sent = each[each > 0]
             zeros += each.numel() - sent.numel()
             least = min(least, float(sent.min())) if sent.numel() else least
-    hidden = zeros * least if zeros and math.isfinite(least) else 0.0
-    excess = squares - count * noise_std**2
-    spread = noise_std * math.sqrt(2 * count * noise_std**2 + 4 * clip**2)
-    if excess + hidden < (clip * (1 - _SLACK)) ** 2 - _DEVIATIONS * spread:
-        return None
-    return math.sqrt(max(excess, 0.0))
+    return UpdateNorm(squares, count, zeros * least if zeros and math.isfinite(least) else 0.0)
+
+
+def told_clipping(
+    sent: Reading, reference: Checkpoint, start: ModelStatistics
+) -> tuple[Reading, float | None]:
+    """The update, and its norm without noise where it is as large as the clipping that was told let it be.
+
+    Where it is far larger, and neither noise that nobody told of nor quantisation made it so, it is read as
+    if nothing had been said of clipping, with a note.
+
+    Parameters
+    ----------
+    reference : the whole global model
+    start : its statistics
+    """
+    clip, noise_std = sent.record.clip, sent.record.noise_std
+    if clip is None:
+        return sent, None
+    norm = update_norm(sent.opened.weights(), reference)
+    if not norm.reaches(clip, noise_std):
+        return sent, None
+    if not norm.exceeds(clip, noise_std) or is_quantised(sent.observation(start)):
+        return sent, norm.without(noise_std)
+    if not norm.exceeds(clip, with_seen_noise(sent, start, sized=False).record.noise_std):
+        return sent, norm.without(noise_std)
+    note = Note(
+        "clip-exceeded",
+        f"the update's norm is {math.sqrt(norm.squares):.3g}, and clipping to {clip:g} can't have left that: "
+        "the bound or the noise is another one, or it was put on single gradients or layers, or the files are "
+        "of different rounds; the update is read as if it hadn't been clipped",
+    )
+    return replace(sent, record=replace(sent.record, clip=None)).noting(note), None
 
 
 def clip_factor(observation: Observation, start: Activations, end: Activations | None) -> LearningRate | None:

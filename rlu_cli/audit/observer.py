@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import cached_property
 from weakref import WeakKeyDictionary
 
-from rlu_cli.audit.clipping import Clipped, clip_factor, clipped_norm
+from rlu_cli.audit.clipping import Clipped, clip_factor, told_clipping
 from rlu_cli.audit.doubted_size import of_any_size
 from rlu_cli.audit.measurements import Measurements
 from rlu_cli.audit.memory import bytes_to_keep
@@ -73,7 +73,7 @@ class Observer:
             noise = reading.record.noise_std
             return self._best(reading, has_bias=stands_for_bias(reading.opened.head, start, noise))
 
-        norm = self._clipped_norm(sent)
+        sent, norm = told_clipping(sent, self._named(self._reference), start)
         seen = with_seen_noise(sent, start, sized=norm is None and not sent.record.lr_unknown)
         clipped = None if norm is None else self._clipped(seen, norm)
         whole = (self._of_any_size(sent) or seen) if clipped is None else clipped.whole(seen)
@@ -151,14 +151,6 @@ class Observer:
             return self._measured.measured_start(training.batch_size).activations
 
         return of_any_size(sent, start, samples, seed=self._run.seed)
-
-    def _clipped_norm(self, sent: Reading) -> float | None:
-        """The update's norm where it was clipped, None where it wasn't."""
-        record = sent.record
-        if record.clip is None:
-            return None
-        whole, before = sent.opened.weights(), self._named(self._reference)
-        return clipped_norm(whole, before, clip=record.clip, noise_std=record.noise_std)
 
     def _clipped(self, sent: Reading, norm: float) -> Clipped:
         """How an update was clipped whose norm is as large as that lets it be."""

@@ -61,8 +61,17 @@ def check_coarse(update: HeadUpdate, *, resolution: float) -> list[Note]:
 
 def is_sparsified(observation: Observation) -> bool:
     """Whether parts of the output layer's update seem not to have been sent."""
+    return _shows(observation, "update-sparsified")
+
+
+def is_quantised(observation: Observation) -> bool:
+    """Whether the output layer's update seems to have been rounded to few values."""
+    return _shows(observation, "update-quantised")
+
+
+def _shows(observation: Observation, code: str) -> bool:
     found = check_coarse(observation.update, resolution=storage_resolution(observation))
-    return any(note.code == "update-sparsified" for note in found)
+    return any(note.code == code for note in found)
 
 
 def storage_resolution(observation: Observation) -> float:

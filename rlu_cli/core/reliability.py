@@ -19,6 +19,7 @@ UNRELIABLE = (
     "update-unbalanced",
     "update-near-precision",
     "update-clipped",
+    "clip-exceeded",
     "update-misscaled",
     "counts-not-whole",
     "update-unlike-replays",
