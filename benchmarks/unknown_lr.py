@@ -4,7 +4,8 @@
     python benchmarks/unknown_lr.py --seeds 3 --noise 1e-4
 
 Real training: the rounds of benchmarks/regimes.py (LeNet-5, Fashion-MNIST, Dirichlet 0.5, batch 32, 100
-auxiliary images a class). Prints Markdown; writes every client to results/unknown_lr.ndjson.
+auxiliary images a class). Prints Markdown; writes every client to results/unknown_lr.ndjson,
+or to unknown_lr_noise.ndjson.
 """
 
 from __future__ import annotations
@@ -46,6 +47,8 @@ def main() -> None:
     parser.add_argument("--noise", type=float, default=0.0, help="on the updates, which nobody tells of")
     arguments = parser.parse_args()
     images, method, noise = open_dataset("fashion-mnist"), arguments.method, arguments.noise
+    if noise and arguments.output == parser.get_default("output"):
+        arguments.output = arguments.output.with_stem("unknown_lr_noise")
     cases = product(arguments.only or TRIED, chosen_seeds(arguments))
     rows = gathered((measure(images, *case, method, noise) for case in cases), arguments.output)
     print(f"{machine()}; {arguments.seeds} seeds × 10 clients, method {method}, noise {noise:g}\n")

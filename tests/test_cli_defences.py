@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -68,12 +69,27 @@ def test_noise_that_nobody_says_is_warned_of(tmp_path: Path) -> None:
     assert widths[1] > 0.6 * widths[0] > 0
 
 
-def test_the_size_of_a_coarse_update_is_not_doubted(tmp_path: Path) -> None:
-    """Rounded to 8 bits, four of thirty right updates seemed to be of another size."""
-    for defence, doubted in ((Defence(), True), (Defence(quantize=8), False), (Defence(top_k=0.5), False)):
+def test_the_size_of_a_coarse_update_is_told(tmp_path: Path) -> None:
+    """By updates made as coarse; without them four of thirty right ones of 8 bits were doubted."""
+    for defence in (Defence(), Defence(quantize=8), Defence(top_k=0.5)):
         flags = defended(tmp_path, defence, name="untrained_m1")
-        codes = call("recover", *flags, "--method", "rlu", "--lr", 0.02).codes
-        assert ("update-misscaled" in codes) is doubted
+        for rate, doubted in ((0.01, False), (0.02, True)):
+            codes = call("recover", *flags, "--method", "rlu", "--lr", rate).codes
+            assert ("update-misscaled" in codes) is doubted
+
+
+@pytest.mark.parametrize(
+    "defence", [Defence(quantize=7), Defence(quantize=4), Defence(top_k=0.3), Defence(top_k=0.3, quantize=7)]
+)
+def test_clipping_that_nobody_says_shows_in_coarse_updates(tmp_path: Path, defence: Defence) -> None:
+    """Their size was left alone: one count in ten was within its bounds, and the grade was good."""
+    bound = 0.3 * norm("untrained_m1")
+    clipped = call("recover", *defended(tmp_path, replace(defence, clip=bound), name="untrained_m1"))
+    assert "update-misscaled" in clipped.codes
+    assert clipped.document["reliability"]["grade"] == "poor"
+    assert within_bounds(clipped.document, truth("untrained_m1")) >= 8
+    whole = call("recover", *defended(tmp_path, defence, name="untrained_m1"))
+    assert not {"update-misscaled", "size-doubted"} & set(whole.codes)
 
 
 def test_quantised_updates_have_bounds_that_know(tmp_path: Path) -> None:

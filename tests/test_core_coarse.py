@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from rlu_cli.core.coarse import check_coarse
+from rlu_cli.core.coarse import check_coarse, coarsening_of
 from rlu_cli.core.types import HeadUpdate
 from rlu_cli.simulation.defences import Defence
 
@@ -23,7 +23,10 @@ def codes(defence: Defence, seed: int = 0, dead: int = 0) -> list[str]:
     sent = np.round(sent / RESOLUTION) * RESOLUTION
     table = sent.reshape(N, L + 1)
     return [
-        note.code for note in check_coarse(HeadUpdate(table[:, :-1], table[:, -1]), resolution=RESOLUTION)
+        note.code
+        for note in check_coarse(
+            coarsening_of(HeadUpdate(table[:, :-1], table[:, -1]), resolution=RESOLUTION)
+        )
     ]
 
 
@@ -45,6 +48,26 @@ def test_sparsified_and_quantised_updates_are_seen() -> None:
 def test_zeros_that_rounding_makes_are_no_sign() -> None:
     values = np.random.default_rng(0).normal(size=(N, L))
     coarse = np.round(values * 20) / 20  # stored in steps of 0.05: zeros and few values, all by rounding
-    assert check_coarse(HeadUpdate(coarse, None), resolution=0.05) == []
-    assert check_coarse(HeadUpdate(coarse, None), resolution=1e-9) != []
-    assert check_coarse(HeadUpdate(np.zeros((2, 2)), np.ones(2)), resolution=1e-9) == []
+    assert not coarsening_of(HeadUpdate(coarse, None), resolution=0.05).any
+    assert coarsening_of(HeadUpdate(coarse, None), resolution=1e-9).any
+    assert not coarsening_of(HeadUpdate(np.zeros((2, 2)), np.ones(2)), resolution=1e-9).any
+
+
+@pytest.mark.parametrize("defence", [Defence(top_k=0.3), Defence(quantize=5), Defence(top_k=0.5, quantize=4)])
+def test_what_was_made_coarser_stays_as_it_is(defence: Defence) -> None:
+    """The grid and the least number that are found are those of the update itself."""
+    drawn = torch.Generator().manual_seed(0)
+    sent = (
+        defence.apply(torch.randn(N * L, dtype=torch.float64, generator=drawn), drawn).numpy().reshape(N, L)
+    )
+    found = coarsening_of(HeadUpdate(sent, None), resolution=1e-12)
+    np.testing.assert_allclose(found.of(HeadUpdate(sent, None)).weight, sent, atol=1e-12)
+    other = HeadUpdate(torch.randn(N, L, dtype=torch.float64, generator=drawn).numpy(), np.ones(N))
+    left = found.of(other)
+    assert found.sparsified == (np.count_nonzero(left.weight == 0) > 0.02 * N * L)
+    if found.quantised:
+        assert len(np.unique(np.round(left.weight, 9))) < 40
+        assert np.abs(left.weight - other.weight)[left.weight != 0].max() <= found.step / 2 + 1e-12
+    else:
+        kept = left.weight != 0
+        np.testing.assert_array_equal(left.weight[kept], other.weight[kept])

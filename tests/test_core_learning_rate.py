@@ -7,15 +7,19 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from methods_cases import cross_entropy_gradient, known_round
 
-from rlu_cli.core.checks import check_noisy_size
+from rlu_cli.core.checks import check_damaged_size
+from rlu_cli.core.coarse import coarsening
 from rlu_cli.core.learning_rate import estimate_learning_rate, rate_by_distance
+from rlu_cli.core.noise import column_noise
 from rlu_cli.core.rate_likelihood import LearningRate, scaled
 from rlu_cli.core.recover import head_update
 from rlu_cli.core.types import Activations, FloatArray, Head, IntArray, LocalTraining, Observation
-from rlu_cli.core.update_size import noisy_size_error, size_error
+from rlu_cli.core.update_size import damaged_size_error, size_error
 from rlu_cli.errors import MismatchError
+from rlu_cli.simulation.defences import Defence
 
 N, L = 5, 6
 COUNTS = np.array([9, 4, 0, 14, 5])
@@ -23,15 +27,15 @@ TRUE = COUNTS / COUNTS.sum()
 
 
 def a_round(
-    *, bias: bool = True, counts: IntArray = COUNTS, **training: Any
+    *, bias: bool = True, counts: IntArray = COUNTS, embedding_size: int = L, **training: Any
 ) -> tuple[Observation, Activations]:
     """One step at rate 0.3 with every class's embeddings about a mean of its own; and auxiliary samples."""
     rng = np.random.default_rng(3)
-    head = Head(0.1 * rng.normal(size=(N, L)), 0.1 * rng.normal(size=N) if bias else None)
-    means = rng.uniform(0.2, 1.5, size=(N, L))
+    head = Head(0.1 * rng.normal(size=(N, embedding_size)), 0.1 * rng.normal(size=N) if bias else None)
+    means = rng.uniform(0.2, 1.5, size=(N, embedding_size))
 
     def draw(labels: IntArray) -> FloatArray:
-        return np.asarray(means[labels] * rng.uniform(0.9, 1.1, size=(len(labels), L)))
+        return np.asarray(means[labels] * rng.uniform(0.9, 1.1, size=(len(labels), embedding_size)))
 
     labels, aux = np.repeat(np.arange(N), counts), np.repeat(np.arange(N), 40)
     told = LocalTraining(1, len(labels), 0.3, **training)
@@ -124,22 +128,41 @@ def test_noise_does_not_hide_the_size(told: bool) -> None:
         )
         for rate in doubted:
             seen = told_as(replace(observation, update=noisy, noise_std=sigma, noise_told=told), rate)
-            found = noisy_size_error(seen, samples)
+            found = damaged_size_error(seen, samples)
             if found is None:
                 continue
             doubted[rate] += 1
             if rate != 0.3:
                 assert found.low <= 0.3 / rate <= found.high
     assert doubted[0.3] <= 1 and doubted[0.1] == doubted[1.0] == 10
-    assert noisy_size_error(seen, replace(samples, embeddings=None)) is None
+    assert damaged_size_error(seen, replace(samples, embeddings=None)) is None
     drifts = replace(seen, constant_gradient=observation.head)
-    assert noisy_size_error(drifts, samples) is None
+    assert damaged_size_error(drifts, samples) is None
+
+
+@pytest.mark.parametrize("bits", [4, 5, 6])
+def test_rounding_does_not_hide_the_size(bits: int) -> None:
+    """The updates that say how far estimates miss are rounded as the client's was."""
+    observation, samples = a_round(embedding_size=60)
+    update = observation.update
+    assert update.bias is not None
+    flat = torch.from_numpy(np.concatenate((update.weight.ravel(), update.bias)))
+    left = Defence(quantize=bits).apply(flat, torch.Generator()).numpy()
+    rounded = replace(update, weight=left[: update.weight.size].reshape(update.weight.shape), bias=left[-N:])
+    coarse = replace(observation, update=rounded, noise_told=False)
+    coarse = replace(coarse, noise_std=column_noise(coarse))
+    assert coarsening(coarse).quantised
+    assert damaged_size_error(told_as(coarse, 0.3), samples) is None
+    for rate in (0.1, 1.0):
+        found = damaged_size_error(told_as(coarse, rate), samples)
+        assert found is not None
+        assert found.low <= 0.3 / rate <= found.high
 
 
 def test_a_size_is_doubted_before_it_is_sure() -> None:
-    assert check_noisy_size(None) == []
+    assert check_damaged_size(None) == []
     codes = {
-        high: check_noisy_size(LearningRate(0.5, 0.25 / high, high))[0].code
+        high: check_damaged_size(LearningRate(0.5, 0.25 / high, high))[0].code
         for high in (0.6, 0.69, 0.72, 0.9)
     }
     assert codes == {

@@ -9,7 +9,7 @@ from rlu_cli.audit.local_model import open_local
 from rlu_cli.audit.reading import Reading
 from rlu_cli.audit.seen_noise import with_seen_noise
 from rlu_cli.audit.updates import enlarged, is_trained
-from rlu_cli.core.coarse import is_quantised
+from rlu_cli.core.coarse import coarsening
 from rlu_cli.core.learning_rate import estimate_learning_rate
 from rlu_cli.core.misfit import motion
 from rlu_cli.core.rate_likelihood import LearningRate, stands_still
@@ -111,15 +111,15 @@ def told_clipping(
     norm = update_norm(sent.opened.weights(), reference)
     if not norm.reaches(clip, noise_std):
         return sent, None
-    if not norm.exceeds(clip, noise_std) or is_quantised(sent.observation(start)):
+    if not norm.exceeds(clip, noise_std) or coarsening(sent.observation(start)).quantised:
         return sent, norm.without(noise_std)
     if not norm.exceeds(clip, with_seen_noise(sent, start, sized=False).record.noise_std):
         return sent, norm.without(noise_std)
     note = Note(
         "clip-exceeded",
         f"the update's norm is {math.sqrt(norm.squares):.3g}, and clipping to {clip:g} can't have left that: "
-        "the bound or the noise is another one, or it was put on single gradients or layers, or the files are "
-        "of different rounds; the update is read as if it hadn't been clipped",
+        "the bound or the noise is another one, or it was put on single gradients or layers, or the files "
+        "are of different rounds; the update is read as if it hadn't been clipped",
     )
     return replace(sent, record=replace(sent.record, clip=None)).noting(note), None
 

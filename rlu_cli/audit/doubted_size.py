@@ -1,4 +1,4 @@
-"""A single step with noise whose update is of another size than training makes."""
+"""A single step with noise, or made coarser, whose update is of another size than training makes."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from dataclasses import replace
 
 from rlu_cli.audit.reading import Reading
 from rlu_cli.audit.seen_noise import with_seen_noise
-from rlu_cli.core.checks import check_noisy_size
-from rlu_cli.core.coarse import check_coarse, storage_resolution
+from rlu_cli.core.checks import check_damaged_size
+from rlu_cli.core.coarse import coarsening
 from rlu_cli.core.residuals import MOST_SAMPLED
 from rlu_cli.core.types import Activations, ModelStatistics
-from rlu_cli.core.update_size import noisy_size_error
+from rlu_cli.core.update_size import damaged_size_error
 
 
 def of_any_size(
@@ -32,9 +32,7 @@ def of_any_size(
         return None
     seen = with_seen_noise(sent, start, sized=False)
     observation = replace(seen.observation(start), seed=seed)
-    if not observation.noise_std:
+    if not observation.noise_std and not coarsening(observation).any:
         return None
-    if check_coarse(observation.update, resolution=storage_resolution(observation)):
-        return None
-    notes = check_noisy_size(noisy_size_error(observation, samples()))
+    notes = check_damaged_size(damaged_size_error(observation, samples()))
     return replace(seen, scaled=True).noting(*notes) if notes else None

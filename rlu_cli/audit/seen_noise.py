@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from rlu_cli.audit.reading import Reading
-from rlu_cli.core.coarse import is_sparsified
+from rlu_cli.core.coarse import coarsening
 from rlu_cli.core.noise import unexplained_noise
 from rlu_cli.core.rate_likelihood import least_scale
 from rlu_cli.core.types import ModelStatistics, Note
@@ -26,7 +26,7 @@ def with_seen_noise(reading: Reading, start: ModelStatistics, *, sized: bool = T
         return reading
     observation = reading.observation(start)
     found = unexplained_noise(observation, least_scale=None if sized else least_scale(observation))
-    if not found or is_sparsified(observation):
+    if not found or coarsening(observation).sparsified:
         return reading
     note = Note(
         "noise-seen",

@@ -181,8 +181,8 @@ def check_size(found: LearningRate | None) -> list[Note]:
     return [Note("update-misscaled", f"the update is {_size(found)}; there are no bounds")]
 
 
-def check_noisy_size(found: LearningRate | None) -> list[Note]:
-    """The same of an update with noise, which may hide its size; see `noisy_size_error`."""
+def check_damaged_size(found: LearningRate | None) -> list[Note]:
+    """The same of an update with noise, or made coarser, which may hide it; see `damaged_size_error`."""
     if found is None:
         return []
     then = "it is read as one of any size, for which rlu and gls have no bounds"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from rlu_cli.core.types import FloatArray, HeadUpdate, Note, Observation
@@ -19,8 +21,54 @@ _SHARED = 0.5
 """Values that differ, as a share of all, below which many are the same."""
 
 
-def check_coarse(update: HeadUpdate, *, resolution: float) -> list[Note]:
-    """Warn when the output layer's update has zeros or steps that training doesn't make.
+@dataclass(frozen=True)
+class Coarsening:
+    """What sparsification and quantisation left of an update's numbers.
+
+    least : the smallest size that was sent, others being 0; 0 where all were
+    zeros : share of the output layer's numbers that are 0
+    origin, step : of the grid of the values sent; a step of 0 for none
+    values : how many different values and numbers there are, None for no grid
+    """
+
+    least: float
+    zeros: float
+    origin: float
+    step: float
+    values: tuple[int, int] | None
+
+    @property
+    def any(self) -> bool:
+        """Whether the update was made coarser at all."""
+        return self.sparsified or self.quantised
+
+    @property
+    def sparsified(self) -> bool:
+        return self.least > 0
+
+    @property
+    def quantised(self) -> bool:
+        return self.values is not None
+
+    def of(self, update: HeadUpdate) -> HeadUpdate:
+        """What it would have left of another one."""
+        bias = None if update.bias is None else self._left(update.bias)
+        return HeadUpdate(self._left(update.weight), bias)
+
+    def _left(self, values: FloatArray) -> FloatArray:
+        on_grid = (
+            self.origin + np.rint((values - self.origin) / self.step) * self.step if self.step else values
+        )
+        return np.where(np.abs(values) < self.least, 0.0, on_grid) if self.least else on_grid
+
+
+def coarsening(observation: Observation) -> Coarsening:
+    """`coarsening_of` an observed update."""
+    return coarsening_of(observation.update, resolution=_resolution(observation))
+
+
+def coarsening_of(update: HeadUpdate, *, resolution: float) -> Coarsening:
+    """What the output layer's update shows that training doesn't make: zeros, or steps.
 
     Sparsified: at least 2 % of the numbers are exactly 0 while all others are far from it, by 16 times
     ``resolution``. Quantised: fewer than half of the other numbers differ, and those that do by at least
@@ -33,25 +81,37 @@ def check_coarse(update: HeadUpdate, *, resolution: float) -> list[Note]:
     live = update.weight[:, np.any(update.weight != 0, axis=0)]
     values = live.ravel() if update.bias is None else np.concatenate((live.ravel(), update.bias))
     if len(values) < _FEWEST:
-        return []
+        return Coarsening(0.0, 0.0, 0.0, 0.0, None)
     gap = _CLEAR * max(resolution, np.finfo(float).tiny)
     moved = np.abs(values) > 0
+    zeros = float(np.mean(~moved))
+    smallest = float(np.abs(values[moved]).min()) if np.any(moved) else 0.0
+    least = smallest if zeros >= _ZEROS and smallest > gap else 0.0
+    levels = _levels(values[moved], gap)
+    if levels is None or len(levels) >= _SHARED * np.count_nonzero(moved):
+        return Coarsening(least, zeros, 0.0, 0.0, None)
+    step = float(np.diff(levels).min()) if len(levels) > 1 else 0.0
+    return Coarsening(least, zeros, float(levels[0]), step, (len(levels), int(np.count_nonzero(moved))))
+
+
+def check_coarse(found: Coarsening) -> list[Note]:
+    """A warning for each way in which an update was made coarser."""
     notes = []
-    if np.mean(~moved) >= _ZEROS and np.any(moved) and float(np.abs(values[moved]).min()) > gap:
+    if found.sparsified:
         notes.append(
             Note(
                 "update-sparsified",
-                f"{np.mean(~moved):.0%} of the output layer's numbers didn't change at all, and the others "
+                f"{found.zeros:.0%} of the output layer's numbers didn't change at all, and the others "
                 "by more than rounding: the client seems to have sent only its largest changes; counts of "
                 "classes with few samples are less sure",
             )
         )
-    levels = _levels(values[moved], gap)
-    if levels is not None and levels < _SHARED * np.count_nonzero(moved):
+    if found.values is not None:
+        levels, count = found.values
         notes.append(
             Note(
                 "update-quantised",
-                f"the output layer's {np.count_nonzero(moved)} changes have {levels} different values: "
+                f"the output layer's {count} changes have {levels} different values: "
                 "the client seems to have rounded its update; counts of classes with few samples are "
                 "less sure",
             )
@@ -59,22 +119,7 @@ def check_coarse(update: HeadUpdate, *, resolution: float) -> list[Note]:
     return notes
 
 
-def is_sparsified(observation: Observation) -> bool:
-    """Whether parts of the output layer's update seem not to have been sent."""
-    return _shows(observation, "update-sparsified")
-
-
-def is_quantised(observation: Observation) -> bool:
-    """Whether the output layer's update seems to have been rounded to few values."""
-    return _shows(observation, "update-quantised")
-
-
-def _shows(observation: Observation, code: str) -> bool:
-    found = check_coarse(observation.update, resolution=storage_resolution(observation))
-    return any(note.code == code for note in found)
-
-
-def storage_resolution(observation: Observation) -> float:
+def _resolution(observation: Observation) -> float:
     """The largest rounding error of the output layer's update, as float32 or a coarser type stores it."""
     head, update = observation.head, observation.update
     stored = head.weight if head.bias is None else np.append(head.weight, head.bias)
@@ -83,8 +128,11 @@ def storage_resolution(observation: Observation) -> float:
     return max(float(np.finfo(np.float32).eps) * largest, observation.rounding)
 
 
-def _levels(values: FloatArray, gap: float) -> int | None:
-    """How many different values there are, None where some are neither alike nor clearly apart."""
-    steps = np.diff(np.sort(values))
+def _levels(values: FloatArray, gap: float) -> FloatArray | None:
+    """The different values, None where some are neither alike nor clearly apart."""
+    ordered = np.sort(values)
+    steps = np.diff(ordered)
     alike = steps <= 2 * gap / _CLEAR
-    return None if np.any(~alike & (steps < gap)) else 1 + int(np.count_nonzero(~alike))
+    if np.any(~alike & (steps < gap)):
+        return None
+    return np.asarray(ordered[np.concatenate(([True], ~alike))]) if len(ordered) else ordered

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -14,7 +14,7 @@ from rlu_cli.core.residuals import residuals
 from rlu_cli.core.rounding import round_to_total
 from rlu_cli.core.schemes import batch_variance, pace, step_rates
 from rlu_cli.core.simplex import SimplexSolver, simplex_least_squares
-from rlu_cli.core.types import Activations, FloatArray, IntArray, LocalTraining, Observation
+from rlu_cli.core.types import Activations, FloatArray, HeadUpdate, IntArray, LocalTraining, Observation
 
 FEWEST = 10
 """Auxiliary samples of every class that are asked for."""
@@ -230,10 +230,14 @@ class Views:
         observation = replace(self.observation, training=scaled(self.observation.training, scale))
         update = without_drift(observation)
         total = pace(observation.training)
+        return self.of(update) / total, total
+
+    def of(self, update: HeadUpdate) -> FloatArray:
+        """An update in the views, shape ((N − 1) F,)."""
         moved = update.weight @ self.explanation.weight_view
         if update.bias is not None:
             moved = moved + np.outer(update.bias, self.explanation.bias_view)
-        return moved[:-1].ravel() / total, total
+        return np.asarray(moved[:-1].ravel())
 
     def may_be_right(self, z: FloatArray) -> bool:
         """Whether c = 1 is nearly as likely as some other c, with the weights of z for all: soon told."""
@@ -261,17 +265,21 @@ class Views:
         lowest, highest = np.log(_range(self.observation))
         return np.arange(lowest, highest, _COARSE)
 
-    def interval(self, found: float, *, soon: bool = False) -> LearningRate:
+    def interval(
+        self, found: float, *, soon: bool = False, like: Iterable[FloatArray] | None = None
+    ) -> LearningRate:
         """c, with what the estimates of like updates are off by, by Birge's ratio more where it misfits.
 
         Parameters
         ----------
         soon : with the weights of c for all of them, five times as fast
+        like : these updates, in the views; default: `like_updates`
         """
         lowest, highest = np.log(_range(self.observation))
         ends = (max(found - _AROUND, lowest), min(found + _AROUND, highest))
         cost_of = self.weighted(self.best(found), found) if soon else self.cost_of
-        errors = np.array([_least(cost_of(moved), ends) for moved in self.like_updates(found)]) - found
+        updates = self.like_updates(found) if like is None else like
+        errors = np.array([_least(cost_of(moved), ends) for moved in updates]) - found
         birge = float(np.sqrt(max(1.0, self.misfit(found))))
         return from_logarithm(found, birge * _STUDENT * float(np.sqrt(np.mean(errors**2))))
 
@@ -316,17 +324,21 @@ class Views:
 
     def like_updates(self, log_scale: float) -> Iterator[FloatArray]:
         """Δ + h in the views, of auxiliary samples with the labels found."""
-        u, total = self.at(float(np.exp(log_scale)))
-        counts = round_to_total(self._fitted(u, total)[0], self.observation.training.samples)
-        known, rng = self.explanation, np.random.default_rng(self.observation.seed)
+        total = self.at(float(np.exp(log_scale)))[1]
+        rng, zero = np.random.default_rng(self.observation.seed), np.zeros(len(self.noise))
+        for taken in self.like_samples(log_scale, rng):
+            noise = rng.multivariate_normal(zero, self.noise) if self.noise.any() else 0.0
+            yield total * self.explanation.responses[taken].mean(axis=0) + noise
+
+    def like_samples(self, log_scale: float, rng: np.random.Generator) -> Iterator[IntArray]:
+        """Auxiliary samples with the labels found, twenty times."""
+        counts = round_to_total(self.best(log_scale), self.observation.training.samples)
+        labels = self.explanation.labels
         for _ in range(_DRAWS):
             taken = [
-                rng.choice(np.flatnonzero(known.labels == n), count)
-                for n, count in enumerate(counts)
-                if count
+                rng.choice(np.flatnonzero(labels == n), count) for n, count in enumerate(counts) if count
             ]
-            noise = rng.multivariate_normal(np.zeros(len(u)), self.noise) if self.noise.any() else 0.0
-            yield total * known.responses[np.concatenate(taken)].mean(axis=0) + noise
+            yield np.concatenate(taken)
 
     def _fitted(self, u: FloatArray, total: float) -> tuple[FloatArray, float, float]:
         """z, −2 log L, and its part ‖u − Φ z‖²_Σ."""

@@ -15,7 +15,7 @@ from rlu_cli.core.checks import (
     check_size,
     check_update,
 )
-from rlu_cli.core.coarse import check_coarse, storage_resolution
+from rlu_cli.core.coarse import check_coarse, coarsening
 from rlu_cli.core.embedding import embedding_match, subtract_heads
 from rlu_cli.core.gradients import mean_gradient, normalised_update, without_drift
 from rlu_cli.core.methods import AUTO, Method, best_method, get_method
@@ -128,9 +128,9 @@ class _Prepared:
             variance=estimate.batch_variance,
         )
         moved = motion(observation.start, observation.end)
-        coarse = check_coarse(observation.update, resolution=storage_resolution(observation))
+        coarse = coarsening(observation)
         size = off = None
-        if not (observation.scaled or estimate.any_size or coarse):
+        if not (observation.scaled or estimate.any_size or coarse.any):
             size = size_error(observation, estimate.proportions, moved or 0.0)
             off = off_whole(observation)
         return self._recovery(
@@ -143,7 +143,7 @@ class _Prepared:
             },
             warnings=(
                 *self.notes,
-                *coarse,
+                *check_coarse(coarse),
                 *check_size(size),
                 *check_whole(off),
                 *check_misfit(unexplained, moved),
@@ -164,7 +164,7 @@ class _Prepared:
                 "update_norm": float(np.linalg.norm(moved)),
                 "update_noise": normalised_noise(observation),
             },
-            warnings=check_coarse(update, resolution=storage_resolution(observation)),
+            warnings=check_coarse(coarsening(observation)),
         )
 
     def _recovery(

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from rlu_cli.core.coarse import check_coarse, storage_resolution
+from rlu_cli.core.coarse import Coarsening, coarsening
 from rlu_cli.core.gradients import normalised_update
 from rlu_cli.core.path import solve_on_path
 from rlu_cli.core.rate_likelihood import (
@@ -19,7 +20,8 @@ from rlu_cli.core.rate_likelihood import (
     position_between,
     stands_still,
 )
-from rlu_cli.core.types import Activations, FloatArray, Head, ModelStatistics, Observation
+from rlu_cli.core.residuals import residuals
+from rlu_cli.core.types import Activations, FloatArray, Head, HeadUpdate, ModelStatistics, Observation
 from rlu_cli.core.whole_counts import off_whole
 
 _CAUTION = 0.5
@@ -38,7 +40,7 @@ _by_logits: WeakKeyDictionary[ModelStatistics, Explanation] = WeakKeyDictionary(
 
 def size_is_doubted(observation: Observation) -> bool:
     """Whether one step's update has another size than its training values say; see `size_error`."""
-    if check_coarse(observation.update, resolution=storage_resolution(observation)):
+    if coarsening(observation).any:
         return False
     z = solve_on_path(observation, normalised_update(observation)).solution.z
     return size_error(observation, z, 0.0) is not None or off_whole(observation) is not None
@@ -83,11 +85,12 @@ def size_error(observation: Observation, z: FloatArray, moved: float) -> Learnin
     return interval if interval.excludes(1.0, halves=2.0) else None
 
 
-def noisy_size_error(observation: Observation, samples: Activations) -> LearningRate | None:
-    """`size_error` of one step's update with known noise, from the embeddings themselves.
+def damaged_size_error(observation: Observation, samples: Activations) -> LearningRate | None:
+    """`size_error` of one step's update with noise, or made coarser, from the embeddings themselves.
 
-    ΔW Wᵀ adds noise up, and leaves most directions of the embedding out in which classes differ. As what is
-    read as of any size has bounds, which are wider, a size is doubted as soon as its interval leaves 1 out.
+    ΔW Wᵀ adds noise up, and leaves most directions of the embedding out in which classes differ. The updates
+    that say how far estimates miss lose what the client's lost. As what is read as of any size has bounds,
+    which are wider, a size is doubted as soon as its interval leaves 1 out.
 
     Parameters
     ----------
@@ -102,8 +105,27 @@ def noisy_size_error(observation: Observation, samples: Activations) -> Learning
     found = views.likeliest()
     if abs(found) <= _RIGHT or views.misfit(found) > _OTHERWISE:
         return None
-    interval = views.interval(found)
+    damage = coarsening(observation)
+    interval = views.interval(found, like=_damaged(views, samples, damage, found) if damage.any else None)
     return interval if interval.excludes(1.0) else None
+
+
+def _damaged(
+    views: Views, samples: Activations, damage: Coarsening, log_scale: float
+) -> Iterator[FloatArray]:
+    """Updates of auxiliary samples with the labels found, made coarser as the client's was, in the views."""
+    observation, rng = views.observation, np.random.default_rng(views.observation.seed)
+    seen_alone = damage.quantised and not observation.noise_told  # then the noise is what rounding adds
+    added = 0.0 if seen_alone else observation.noise_std
+    assert samples.embeddings is not None
+    r, e = residuals(samples.logits, samples.labels), samples.embeddings.astype(np.float64)
+    total = views.at(float(np.exp(log_scale)))[1]
+    for taken in views.like_samples(log_scale, rng):
+        weight, bias = total * r[taken].T @ e[taken] / len(taken), total * r[taken].mean(axis=0)
+        if added:
+            weight = weight + added * rng.standard_normal(weight.shape)
+            bias = bias + added * rng.standard_normal(bias.shape)
+        yield views.of(damage.of(HeadUpdate(weight, bias)))
 
 
 def _explained_by_logits(observation: Observation, samples: list[Activations]) -> Explanation:

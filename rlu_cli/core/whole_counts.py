@@ -27,7 +27,7 @@ def off_whole(observation: Observation) -> float | None:
 
     Parameters
     ----------
-    observation : of an update that was neither sparsified nor quantised (`check_coarse`)
+    observation : of an update that was neither sparsified nor quantised (`coarsening`)
     """
     residuals, training = observation.start.residuals, observation.training
     known = observation.scaled or observation.noise_std > 0

@@ -18,7 +18,7 @@ from rlu_cli.core.client_views import (
     Replays,
     class_features,
 )
-from rlu_cli.core.coarse import check_coarse, storage_resolution
+from rlu_cli.core.coarse import coarsening
 from rlu_cli.core.fits import Fits
 from rlu_cli.core.gradients import mean_gradient
 from rlu_cli.core.kernel_regression import KernelRegression
@@ -181,9 +181,7 @@ def solve(problem: Problem) -> Estimate:
 
 def _has_size(observation: Observation) -> bool:
     """Whether the update is as large as training made it, as far as is known."""
-    if observation.scaled:
-        return False
-    return not check_coarse(observation.update, resolution=storage_resolution(observation))
+    return not observation.scaled and not coarsening(observation).any
 
 
 def _size_model(regression: KernelRegression) -> SizeModel:
