@@ -51,6 +51,7 @@ DEFENCES: dict[str, dict[float, Defence]] = {
     "clip 0.3, noise": {1e-4: Defence(clip=0.3, noise_std=1e-4)},
     "quantize": {bits: Defence(quantize=int(bits)) for bits in (8, 4)},
     "top-k": {share: Defence(top_k=share) for share in (0.3, 0.1, 0.01)},
+    "clip 0.3, quantize": {bits: Defence(clip=0.3, quantize=int(bits)) for bits in (8, 4)},
 }
 """By name and strength: σ, bound in units of the round's median norm, bits, share of the values sent."""
 
@@ -61,6 +62,7 @@ FEWER: dict[str, float] = {
     "clip 0.3, noise": 1e-4,
     "quantize": 4,
     "top-k": 0.1,
+    "clip 0.3, quantize": 8,
 }
 FEW = 4
 """What is measured of ten steps, whose replays take seconds: a strength of each, and clients a round."""

@@ -92,6 +92,18 @@ def test_clipping_that_nobody_says_shows_in_coarse_updates(tmp_path: Path, defen
     assert not {"update-misscaled", "size-doubted"} & set(whole.codes)
 
 
+@pytest.mark.parametrize("defence", [Defence(quantize=8), Defence(top_k=0.3)])
+def test_so_it_does_after_several_steps(tmp_path: Path, defence: Defence) -> None:
+    bound = 0.1 * norm("untrained_m10")
+    clipped = call("recover", *defended(tmp_path, replace(defence, clip=bound), name="untrained_m10"))
+    assert "update-misscaled" in clipped.codes
+    assert all(row["low"] is None for row in clipped.document["classes"])
+    for right in (defence, Defence(quantize=4), Defence(top_k=0.01)):
+        assert (
+            "update-misscaled" not in call("recover", *defended(tmp_path, right, name="untrained_m10")).codes
+        )
+
+
 def test_quantised_updates_have_bounds_that_know(tmp_path: Path) -> None:
     coarse = call("recover", *defended(tmp_path, Defence(quantize=3), name="trained_m10"))
     fine = call("recover", *defended(tmp_path, Defence(), name="trained_m10"))

@@ -57,11 +57,12 @@ def test_zeros_that_rounding_makes_are_no_sign() -> None:
 def test_what_was_made_coarser_stays_as_it_is(defence: Defence) -> None:
     """The grid and the least number that are found are those of the update itself."""
     drawn = torch.Generator().manual_seed(0)
-    sent = (
-        defence.apply(torch.randn(N * L, dtype=torch.float64, generator=drawn), drawn).numpy().reshape(N, L)
-    )
+    plain = torch.randn(N * L, dtype=torch.float64, generator=drawn)
+    sent = defence.apply(plain, drawn).numpy().reshape(N, L)
     found = coarsening_of(HeadUpdate(sent, None), resolution=1e-12)
     np.testing.assert_allclose(found.of(HeadUpdate(sent, None)).weight, sent, atol=1e-12)
+    lost = np.linalg.norm(sent - plain.numpy().reshape(N, L)) / np.linalg.norm(sent)
+    assert 0.5 * lost < found.error < 2.5 * lost
     other = HeadUpdate(torch.randn(N, L, dtype=torch.float64, generator=drawn).numpy(), np.ones(N))
     left = found.of(other)
     assert found.sparsified == (np.count_nonzero(left.weight == 0) > 0.02 * N * L)

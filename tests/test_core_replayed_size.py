@@ -88,6 +88,16 @@ def test_what_is_too_small_or_too_large(logarithm: float, deviation: float, righ
         assert "--clip" in notes[0].message
 
 
+@pytest.mark.parametrize(("logarithm", "right"), [(-0.84, True), (0.84, True), (-0.86, False), (0.86, False)])
+def test_coarse_updates_may_be_further_off(logarithm: float, right: bool) -> None:
+    """Right clients' of six bits, which may lose a tenth, seemed to be 0.6 to 0.75 times as large."""
+    found = RelativeSize(logarithm, 0.05, damage=0.1)
+    assert found.is_right is right
+    if not right:
+        edges = (math.exp(logarithm + side * (1.96 * 0.05 + 0.6)) for side in (-1, 1))
+        assert "(95 %: {:.2g} to {:.2g})".format(*edges) in size_notes(found)[0].message
+
+
 def test_directions_are_of_the_weight_alone() -> None:
     """Those columns that are c times as large for a weight update c times as large, and no others are."""
     rng = np.random.default_rng(0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -29,6 +30,7 @@ class Coarsening:
     zeros : share of the output layer's numbers that are 0
     origin, step : of the grid of the values sent; a step of 0 for none
     values : how many different values and numbers there are, None for no grid
+    error : √(n step²/12 + Z least²)/‖Δ‖, what n rounded numbers and Z left out may have lost of the whole
     """
 
     least: float
@@ -36,6 +38,7 @@ class Coarsening:
     origin: float
     step: float
     values: tuple[int, int] | None
+    error: float
 
     @property
     def any(self) -> bool:
@@ -81,17 +84,20 @@ def coarsening_of(update: HeadUpdate, *, resolution: float) -> Coarsening:
     live = update.weight[:, np.any(update.weight != 0, axis=0)]
     values = live.ravel() if update.bias is None else np.concatenate((live.ravel(), update.bias))
     if len(values) < _FEWEST:
-        return Coarsening(0.0, 0.0, 0.0, 0.0, None)
+        return Coarsening(0.0, 0.0, 0.0, 0.0, None, 0.0)
     gap = _CLEAR * max(resolution, np.finfo(float).tiny)
-    moved = np.abs(values) > 0
-    zeros = float(np.mean(~moved))
-    smallest = float(np.abs(values[moved]).min()) if np.any(moved) else 0.0
+    sent = values[values != 0]
+    zeros = 1 - len(sent) / len(values)
+    smallest = float(np.abs(sent).min()) if len(sent) else 0.0
     least = smallest if zeros >= _ZEROS and smallest > gap else 0.0
-    levels = _levels(values[moved], gap)
-    if levels is None or len(levels) >= _SHARED * np.count_nonzero(moved):
-        return Coarsening(least, zeros, 0.0, 0.0, None)
-    step = float(np.diff(levels).min()) if len(levels) > 1 else 0.0
-    return Coarsening(least, zeros, float(levels[0]), step, (len(levels), int(np.count_nonzero(moved))))
+    origin, step, different = 0.0, 0.0, None
+    levels = _levels(sent, gap)
+    if levels is not None and len(levels) < _SHARED * len(sent):
+        origin, different = float(levels[0]), (len(levels), len(sent))
+        step = float(np.diff(levels).min()) if len(levels) > 1 else 0.0
+    lost = len(sent) * step**2 / 12 + (len(values) - len(sent)) * least**2
+    error = math.sqrt(lost) / float(np.linalg.norm(sent)) if lost else 0.0
+    return Coarsening(least, zeros, origin, step, different, error)
 
 
 def check_coarse(found: Coarsening) -> list[Note]:

@@ -23,6 +23,10 @@ _FARTHEST = 5.0
 _LEAST = 0.05
 """The least that standard deviation counts for, in logarithms."""
 
+_COARSE = 6.0
+"""Times what rounding, or leaving out, may have lost of an update by which it seems larger or smaller: up to
+five among right clients."""
+
 
 @dataclass(frozen=True)
 class RelativeSize:
@@ -30,15 +34,17 @@ class RelativeSize:
 
     logarithm : of the factor
     deviation : standard deviation of the logarithm among replayed clients
+    damage : `Coarsening.error`, of which replayed clients have none
     """
 
     logarithm: float
     deviation: float
+    damage: float = 0.0
 
     @property
     def is_right(self) -> bool:
         """Whether it is one that replayed clients have."""
-        return abs(self.logarithm) <= _FARTHEST * max(self.deviation, _LEAST)
+        return abs(self.logarithm) <= _FARTHEST * max(self.deviation, _LEAST) + _COARSE * self.damage
 
 
 class SizeModel:
@@ -95,7 +101,8 @@ def size_notes(found: RelativeSize) -> tuple[Note, ...]:
     """A warning of an update whose size no replayed one has that points alike."""
     if found.is_right:
         return ()
-    factor, *edges = (math.exp(found.logarithm + side * found.deviation) for side in (0, -1.96, 1.96))
+    half = 1.96 * found.deviation + _COARSE * found.damage
+    factor, *edges = (math.exp(found.logarithm + side * half) for side in (0, -1, 1))
     return (
         Note(
             "update-misscaled",

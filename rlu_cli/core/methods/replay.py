@@ -146,8 +146,9 @@ def solve(problem: Problem) -> Estimate:
     found: dict[str, float] = {"replay_error": regression.error, "replay_strangeness": strangeness}
     strange = not strangeness <= _STRANGE
     doubts = () if linear else _doubts(observation, view, regression, strange)
-    if linear and _has_size(observation):
+    if linear and not observation.scaled:
         size = _size_model(regression)(features, update_shape(view.gradient.weight)[0])
+        size = replace(size, damage=coarsening(observation).error)
         found["replay_size"] = math.exp(size.logarithm)
         doubts = size_notes(size)
     if strange and linear:
@@ -177,11 +178,6 @@ def solve(problem: Problem) -> Estimate:
         presence=prediction.presence,
         any_size=observation.clipping is not None,
     )
-
-
-def _has_size(observation: Observation) -> bool:
-    """Whether the update is as large as training made it, as far as is known."""
-    return not observation.scaled and not coarsening(observation).any
 
 
 def _size_model(regression: KernelRegression) -> SizeModel:
