@@ -179,6 +179,20 @@ def test_a_batch_that_was_told_apart_says_its_own_variance() -> None:
     assert few < plain
 
 
+def test_shared_statistics_leave_more_to_what_no_model_knows() -> None:
+    """As ρ² does where nothing else is expected to miss: nothing varies, and many samples are known."""
+    w = world(3, 0.05)
+    statistics, update = w.statistics(order=np.roll(np.arange(N), 3)), w.update(np.full(N, 1 / N))
+    assert statistics.responses is not None
+    sure = replace(statistics.responses, spread=0 * statistics.responses.spread)
+    statistics = replace(statistics, responses=sure)
+    plain, shared = (
+        misfit(update, TRAINING, statistics, None, 0.0, shared=shared) for shared in (False, True)
+    )
+    assert plain is not None and shared is not None
+    assert plain == pytest.approx(shared * (0.4 / 0.15) ** 2, rel=1e-6)
+
+
 def test_head_without_bias_is_checked_by_its_weight() -> None:
     w = world(4, 0.05)
     statistics, update = w.statistics(), w.update(np.full(N, 1 / N))

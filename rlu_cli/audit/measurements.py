@@ -73,6 +73,12 @@ class Measurements:
             return self.stored.statistics
         return self.measured_start(batch_size).statistics
 
+    def batch_matters(self, batch_size: int | None) -> bool:
+        """Whether the samples of a batch share statistics, in the global model's pass or a client's."""
+        if self.stored is not None:
+            return self.stored.about.get("batch_size") is not None
+        return self._source.effective_batch(batch_size) is not None
+
     def measured_start(self, batch_size: int | None) -> Measurement:
         """The global model for a client of this batch size, measured once."""
         effective = self._source.effective_batch(batch_size)

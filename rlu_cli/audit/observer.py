@@ -132,6 +132,7 @@ class Observer:
             dense=self._dense(reading)
             if record.lr_unknown or any(method.needs_dense for method in methods)
             else None,
+            shared=self._measured.batch_matters(training.batch_size),
             fits=self._measured.kept_fits(training.batch_size),
             samples=self._run.samples,
             search_iterations=self._run.search_iterations,

@@ -20,6 +20,9 @@ _DRIFT_SHARE = 0.5
 _RELATIVE = 0.15
 """Share of the update that no model of it, however right, is expected to explain."""
 
+_SHARED = 0.4
+"""The same where a batch's samples share statistics (BatchNorm), which the client's classes shift."""
+
 _SCALES = 0.5 ** (np.arange(12) / 2)
 """Factors that are tried where an update was scaled by an unknown one."""
 
@@ -58,6 +61,7 @@ def misfit(
     *,
     scaled: bool = False,
     variance: float | None = None,
+    shared: bool = False,
 ) -> float | None:
     """The squared residual of the best label proportions, relative to what is to be expected.
 
@@ -89,6 +93,7 @@ def misfit(
     scaled : whether the update was scaled down by an unknown factor: then the one that explains it best is
         taken
     variance : β, where the method knows more of the batches than the training values say
+    shared : whether a batch's samples share statistics, as BatchNorm's do
     """
     if start.responses is None or start.embedding_mean is None:
         return None
@@ -102,7 +107,8 @@ def misfit(
     batches = batch_variance(training) if variance is None else variance
     known = counts.astype(np.float64)
     factors = _SCALES if scaled else (1.0,)
-    return min(_least_misfit(view.enlarged(1 / c), batches, known, position) for c in factors)
+    relative = _SHARED if shared else _RELATIVE
+    return min(_least_misfit(view.enlarged(1 / c), batches, known, position, relative) for c in factors)
 
 
 def motion(start: ModelStatistics, end: ModelStatistics | None) -> float | None:
@@ -163,7 +169,7 @@ def _known(responses: Responses, statistics: ModelStatistics) -> FloatArray:
     return spread
 
 
-def _least_misfit(view: _View, batches: float, counts: FloatArray, position: float) -> float:
+def _least_misfit(view: _View, batches: float, counts: FloatArray, position: float, relative: float) -> float:
     """The smallest misfit over the simplex."""
     N = len(counts)
     mean = (1 - position) * view.start + position * view.end
@@ -174,7 +180,7 @@ def _least_misfit(view: _View, batches: float, counts: FloatArray, position: flo
         expected = (
             view.spread @ (z * batches + z**2 / counts)
             + _DRIFT_SHARE**2 * np.square(np.einsum("fnj,n->fj", drift, z)).sum(axis=1)
-            + _RELATIVE**2 * power
+            + relative**2 * power
             + view.noise
         )
         scale = 1.0 / np.sqrt(np.maximum(expected, np.finfo(float).tiny))

@@ -126,6 +126,7 @@ class _Prepared:
             self.noise,
             scaled=observation.scaled,
             variance=estimate.batch_variance,
+            shared=observation.shared,
         )
         moved = motion(observation.start, observation.end)
         coarse = coarsening(observation)

@@ -249,6 +249,7 @@ class Observation:
     replayed_clients : replays training on class mixes and looks at the models too; likewise
     dense : the dense layers before the head and their update; likewise, None where there are none or it isn't
         exact
+    shared : whether a batch's samples share statistics (BatchNorm in training)
     fits : keeps what methods fit to the global model for the next run, if anything does
     scaled : whether the update was scaled down by an unknown factor; then bounds are those of methods alone
         that know of it (`Estimate.any_size`)
@@ -270,6 +271,7 @@ class Observation:
     replayed_update: Callable[[FloatArray, int], Head | None] | None = None
     replayed_clients: ReplayClients | None = None
     dense: DenseTail | None = None
+    shared: bool = False
     fits: FitStore | None = None
     scaled: bool = False
     clipping: Clipping | None = None
