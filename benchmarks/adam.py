@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from common import (
     Row,
+    bounds,
     chosen_seeds,
     gathered,
     lenet_at_accuracy,
@@ -26,7 +27,7 @@ from common import (
     mean_sd,
     seeds_parser,
 )
-from regimes import bounds, few, lenet_simulator, played, scored
+from regimes import few, lenet_simulator, played, scored
 
 from rlu_cli.audit.options import SimulationOptions, StepOptions, TrainingOptions
 from rlu_cli.images import ImageSet

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.common import machine, markdown, mean_sd
+from benchmarks.common import bounds, machine, markdown, mean_sd
 from benchmarks.data import images
 from benchmarks.rounds import Bench, Pretraining, Results, Round, Rows
 from rlu_cli.audit.options import SimulationOptions, StepOptions
@@ -107,14 +107,6 @@ def table(rows: Rows) -> str:
     held = (f"{method} bounds hold, width" for method in METHODS[1:])
     columns = ("network", "model", "m", "clients", *(f"{m} iAcc" for m in METHODS), *held)
     return markdown(columns, lines)
-
-
-def bounds(rows: Rows) -> str:
-    """How many of the bounds hold, and how wide they are, as a share of all samples."""
-    kept = [row for row in rows if "bounds_hold" in row]
-    if not kept:
-        return ""
-    return ", ".join(f"{np.mean([row[key] for row in kept]):.1%}" for key in ("bounds_hold", "bounds_width"))
 
 
 def main() -> None:

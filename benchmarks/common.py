@@ -73,6 +73,18 @@ def mean_sd(values: Iterable[float]) -> str:
     return f"{array.mean():.3f} ± {array.std(ddof=1):.3f}"
 
 
+def bounds(rows: list[Row], keys: tuple[str, str] = ("bounds_hold", "bounds_width")) -> str:
+    """How many of the bounds hold, and how wide they are, as a share of all samples.
+
+    With how many clients have bounds, if not all do.
+    """
+    bounded = [row for row in rows if keys[0] in row]
+    if not bounded:
+        return ""
+    found = ", ".join(f"{np.mean([row[key] for row in bounded]):.1%}" for key in keys)
+    return found if len(bounded) == len(rows) else f"{found} ({len(bounded)} clients)"
+
+
 def markdown(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """A Markdown table."""
     lines = [columns, ["---"] * len(columns), *rows]

@@ -22,6 +22,7 @@ import numpy as np
 import torch
 from common import (
     Row,
+    bounds,
     chosen_seeds,
     gathered,
     machine,
@@ -29,7 +30,7 @@ from common import (
     mean_sd,
     seeds_parser,
 )
-from regimes import bounds, clients, simulated
+from regimes import clients, simulated
 from torch import Tensor
 
 from rlu_cli.audit.auditor import Auditor

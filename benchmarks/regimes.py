@@ -23,6 +23,7 @@ import numpy as np
 from common import (
     NORMALIZATION,
     Row,
+    bounds,
     chosen_seeds,
     gathered,
     lenet_at_accuracy,
@@ -68,8 +69,6 @@ REGIMES: dict[str, tuple[float, dict[str, Any]]] = {
 }
 ALPHA = 0.5
 METHODS = ("rlu", "gls", "disaggregation", "regression", "replay", "auto")
-
-BOUNDS = ("bounds_hold", "bounds_width")
 
 
 def main() -> None:
@@ -215,18 +214,6 @@ def table(rows: list[Row]) -> str:
     columns = ("model, training", "clients", *(f"{m} iAcc" for m in methods), *(f"{m} cAcc" for m in methods))
     presence = (f"{m} cAcc by presence" for m in with_bounds)
     return markdown((*columns, *presence, *(f"{m} bounds hold, width" for m in with_bounds)), lines)
-
-
-def bounds(rows: list[Row], keys: tuple[str, str] = BOUNDS) -> str:
-    """How many of the bounds hold, and how wide they are, as a share of all samples.
-
-    With how many clients have bounds, if not all do.
-    """
-    bounded = [row for row in rows if keys[0] in row]
-    if not bounded:
-        return ""
-    found = ", ".join(f"{np.mean([row[key] for row in bounded]):.1%}" for key in keys)
-    return found if len(bounded) == len(rows) else f"{found} ({len(bounded)} clients)"
 
 
 if __name__ == "__main__":

@@ -14,9 +14,9 @@ from collections.abc import Iterator
 from itertools import product
 
 import numpy as np
-from common import Row, chosen_seeds, gathered, machine, markdown, seeds_parser
+from common import Row, bounds, chosen_seeds, gathered, machine, markdown, seeds_parser
 from defences import defend, update_of
-from regimes import REGIMES, bounds, clients, simulated
+from regimes import REGIMES, clients, simulated
 
 from rlu_cli.audit.options import TrainingOptions
 from rlu_cli.core.metrics import score_bounds, score_counts

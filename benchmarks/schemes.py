@@ -18,6 +18,7 @@ from typing import Any
 
 from common import (
     Row,
+    bounds,
     chosen_seeds,
     lenet_at_accuracy,
     machine,
@@ -26,7 +27,7 @@ from common import (
     seeds_parser,
     write_ndjson,
 )
-from regimes import bounds, few, lenet_simulator, played
+from regimes import few, lenet_simulator, played
 from torch import Tensor
 
 from rlu_cli.audit.archive_evaluation import UNIFORM, evaluate_archive

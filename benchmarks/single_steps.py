@@ -16,8 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.architectures import bounds
-from benchmarks.common import machine, markdown, mean_sd
+from benchmarks.common import bounds, machine, markdown, mean_sd
 from benchmarks.data import images
 from benchmarks.rounds import Bench, Pretraining, Results, Round, Rows
 from rlu_cli.audit.options import SimulationOptions, StepOptions
