@@ -140,9 +140,14 @@ def test_noise_does_not_hide_the_size(told: bool) -> None:
     assert damaged_size_error(drifts, samples) is None
 
 
+@pytest.mark.parametrize("seen", [True, False])
 @pytest.mark.parametrize("bits", [4, 5, 6])
-def test_rounding_does_not_hide_the_size(bits: int) -> None:
-    """The updates that say how far estimates miss are rounded as the client's was."""
+def test_rounding_does_not_hide_the_size(bits: int, seen: bool) -> None:
+    """The updates that say how far estimates miss are rounded as the client's was.
+
+    What rounding adds counts though it is no noise that could change a count: without it the right size
+    misfits, and nothing was said of an update of eight bits clipped to a seventh.
+    """
     observation, samples = a_round(embedding_size=60)
     update = observation.update
     assert update.bias is not None
@@ -150,7 +155,7 @@ def test_rounding_does_not_hide_the_size(bits: int) -> None:
     left = Defence(quantize=bits).apply(flat, torch.Generator()).numpy()
     rounded = replace(update, weight=left[: update.weight.size].reshape(update.weight.shape), bias=left[-N:])
     coarse = replace(observation, update=rounded, noise_told=False)
-    coarse = replace(coarse, noise_std=column_noise(coarse))
+    coarse = replace(coarse, noise_std=column_noise(coarse) if seen else 0.0)
     assert coarsening(coarse).quantised
     assert damaged_size_error(told_as(coarse, 0.3), samples) is None
     for rate in (0.1, 1.0):

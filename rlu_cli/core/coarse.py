@@ -30,7 +30,8 @@ class Coarsening:
     zeros : share of the output layer's numbers that are 0
     origin, step : of the grid of the values sent; a step of 0 for none
     values : how many different values and numbers there are, None for no grid
-    error : √(n step²/12 + Z least²)/‖Δ‖, what n rounded numbers and Z left out may have lost of the whole
+    deviation : √((n step²/12 + Z least²/3)/(n + Z)), of what n rounded numbers and Z left out lost
+    error : √(n + Z) times that over ‖Δ‖
     """
 
     least: float
@@ -38,6 +39,7 @@ class Coarsening:
     origin: float
     step: float
     values: tuple[int, int] | None
+    deviation: float
     error: float
 
     @property
@@ -84,7 +86,7 @@ def coarsening_of(update: HeadUpdate, *, resolution: float) -> Coarsening:
     live = update.weight[:, np.any(update.weight != 0, axis=0)]
     values = live.ravel() if update.bias is None else np.concatenate((live.ravel(), update.bias))
     if len(values) < _FEWEST:
-        return Coarsening(0.0, 0.0, 0.0, 0.0, None, 0.0)
+        return Coarsening(0.0, 0.0, 0.0, 0.0, None, 0.0, 0.0)
     gap = _CLEAR * max(resolution, np.finfo(float).tiny)
     sent = values[values != 0]
     zeros = 1 - len(sent) / len(values)
@@ -95,9 +97,9 @@ def coarsening_of(update: HeadUpdate, *, resolution: float) -> Coarsening:
     if levels is not None and len(levels) < _SHARED * len(sent):
         origin, different = float(levels[0]), (len(levels), len(sent))
         step = float(np.diff(levels).min()) if len(levels) > 1 else 0.0
-    lost = len(sent) * step**2 / 12 + (len(values) - len(sent)) * least**2
+    lost = len(sent) * step**2 / 12 + (len(values) - len(sent)) * least**2 / 3
     error = math.sqrt(lost) / float(np.linalg.norm(sent)) if lost else 0.0
-    return Coarsening(least, zeros, origin, step, different, error)
+    return Coarsening(least, zeros, origin, step, different, math.sqrt(lost / len(values)), error)
 
 
 def check_coarse(found: Coarsening) -> list[Note]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 from weakref import WeakKeyDictionary
@@ -101,22 +102,29 @@ def damaged_size_error(observation: Observation, samples: Activations) -> Learni
     fewest = np.bincount(samples.labels, minlength=head.num_classes).min()
     if head.bias is None or drifts or samples.embeddings is None or fewest < FEWEST:
         return None
-    views = Views(observation, explanation_of([samples], [1.0], has_bias=True))
+    damage, added = coarsening(observation), observation.noise_std
+    if damage.quantised and not observation.noise_told:  # then what is seen is what rounding adds
+        added = 0.0
+    beside = max(observation.noise_std, math.hypot(added, damage.deviation))
+    views = Views(replace(observation, noise_std=beside), explanation_of([samples], [1.0], has_bias=True))
     found = views.likeliest()
     if abs(found) <= _RIGHT or views.misfit(found) > _OTHERWISE:
         return None
-    damage = coarsening(observation)
-    interval = views.interval(found, like=_damaged(views, samples, damage, found) if damage.any else None)
+    like = _damaged(views, samples, damage, added, found) if damage.any else None
+    interval = views.interval(found, like=like)
     return interval if interval.excludes(1.0) else None
 
 
 def _damaged(
-    views: Views, samples: Activations, damage: Coarsening, log_scale: float
+    views: Views, samples: Activations, damage: Coarsening, added: float, log_scale: float
 ) -> Iterator[FloatArray]:
-    """Updates of auxiliary samples with the labels found, made coarser as the client's was, in the views."""
-    observation, rng = views.observation, np.random.default_rng(views.observation.seed)
-    seen_alone = damage.quantised and not observation.noise_told  # then the noise is what rounding adds
-    added = 0.0 if seen_alone else observation.noise_std
+    """Updates of auxiliary samples with the labels found, damaged as the client's was, in the views.
+
+    Parameters
+    ----------
+    added : standard deviation of the noise that was there before they were made coarser
+    """
+    rng = np.random.default_rng(views.observation.seed)
     assert samples.embeddings is not None
     r, e = residuals(samples.logits, samples.labels), samples.embeddings.astype(np.float64)
     total = views.at(float(np.exp(log_scale)))[1]
