@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from rlu_cli.core import disaggregation
 from rlu_cli.core.dense_layers import DenseLayer, DenseTail, LayerInputs, factorise, separable
 from rlu_cli.core.disaggregation import Disaggregated, _may_repeat, disaggregate
 from rlu_cli.core.types import FloatArray, Head, HeadUpdate
@@ -25,6 +26,7 @@ class World:
     """A rectified network on rectified inputs, trained a little, and a batch of one client.
 
     rounded : whether weights are stored as float32, as checkpoints are
+    classes : of the network
     """
 
     seed: int
@@ -32,10 +34,13 @@ class World:
     layers: int = 2
     activation: type[nn.Module] = nn.ReLU
     rounded: bool = True
+    classes: int = N
 
     def inputs(self, labels: Tensor, seed: int) -> Tensor:
         drawn = torch.Generator().manual_seed(1000 * self.seed + seed)
-        centres = torch.randn(N, INPUTS, generator=torch.Generator().manual_seed(self.seed)).double()
+        centres = torch.randn(
+            self.classes, INPUTS, generator=torch.Generator().manual_seed(self.seed)
+        ).double()
         noise = torch.randn(len(labels), INPUTS, generator=drawn).double()
         return (centres[labels] + 0.8 * noise).clamp(min=0)
 
@@ -45,8 +50,8 @@ class World:
         parts: list[nn.Module] = []
         for before, after in pairwise(sides):
             parts += [nn.Linear(before, after), self.activation()]
-        model = nn.Sequential(*parts, nn.Linear(sides[-1], N)).double()
-        labels = torch.arange(N).repeat(20)
+        model = nn.Sequential(*parts, nn.Linear(sides[-1], self.classes)).double()
+        labels = torch.arange(self.classes).repeat(20)
         optimiser = torch.optim.SGD(model.parameters(), lr=0.1)
         for _ in range(30):
             optimiser.zero_grad()
@@ -55,7 +60,9 @@ class World:
         return model.float().double() if self.rounded else model
 
     def batch(self) -> tuple[Tensor, Tensor]:
-        labels = torch.randint(0, N, (self.size,), generator=torch.Generator().manual_seed(self.seed + 7))
+        labels = torch.randint(
+            0, self.classes, (self.size,), generator=torch.Generator().manual_seed(self.seed + 7)
+        )
         return self.inputs(labels, 2), labels
 
     def case(self, *, factor: float = 1.0, noise: float = 0.0) -> tuple[DenseTail, list[Head], Head]:
@@ -77,7 +84,7 @@ class World:
                 changes.append((value.detach() - after) / 0.01)
             moved.append(Head(changes[0].numpy(), changes[1].numpy()))
         heads = [Head(layer.weight.detach().numpy(), layer.bias.detach().numpy()) for layer in linear]
-        labels = torch.arange(N).repeat(20)
+        labels = torch.arange(self.classes).repeat(20)
         state, aux = self.inputs(labels, 3), []
         for layer in linear[:-1]:
             aux.append(state)
@@ -100,7 +107,7 @@ def found_in(
 def residuals(world: World) -> FloatArray:
     """onehot − s of the batch's samples."""
     x, labels = world.batch()
-    r = nn.functional.one_hot(labels, N).double() - world.network()(x).softmax(dim=1)
+    r = nn.functional.one_hot(labels, world.classes).double() - world.network()(x).softmax(dim=1)
     return np.asarray(r.detach().numpy())
 
 
@@ -119,6 +126,17 @@ def test_samples_are_found_with_their_labels_and_residuals(seed: int, layers: in
         assert np.abs(truth[nearest] - r).max() < 0.02
     assert not Counter(found.labels.tolist()) - Counter(labels.tolist())
     assert found.scale == pytest.approx(1.0, abs=0.01)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_two_classes_are_told_apart_by_the_share_of_the_update(seed: int) -> None:
+    """Both residuals (1, −1) and (−1, 1) have one negative entry: all samples found were of the first class."""
+    world = World(seed, classes=2)
+    found = found_in(world)
+    _, labels = world.batch()
+    assert len(found.labels) >= world.size - 1
+    assert not Counter(found.labels.tolist()) - Counter(labels.tolist())
+    assert set(found.labels.tolist()) == set(labels.tolist()) == {0, 1}
 
 
 def test_without_rounding_all_are_found_exactly() -> None:
@@ -290,6 +308,19 @@ def test_samples_that_are_repeated_count_as_often(times: tuple[int, ...], seed: 
     assert found.times.sum() == sum(k * k for k in times)
     assert found.scale == pytest.approx(1.0, abs=0.01)
     assert np.abs(found.residuals.sum(axis=0) - residuals(world).sum(axis=0)).max() < 0.05
+
+
+def test_copies_are_copies_though_not_all_samples_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An update of twice the size would have the rank of its whole batch, and this one has half of it."""
+    monkeypatch.setattr(disaggregation, "_SWEEPS", 1)
+    monkeypatch.setattr(disaggregation, "_FEWEST_STARTS", 8)
+    monkeypatch.setattr(disaggregation, "_STARTS", 8)
+    world = Repeated(0, size=24, times=(2,) * 12)
+    found = found_in(world)
+    assert found.rank == 12
+    assert 2 * disaggregation.AGREEING <= len(found.labels) < 24
+    assert set(found.times.tolist()) == {2}
+    assert found.scale == pytest.approx(1.0, abs=0.01)
 
 
 @pytest.mark.parametrize("factor", [2.0, 3.0])

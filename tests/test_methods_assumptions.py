@@ -14,6 +14,7 @@ from methods_cases import known_round, problem_of, random_head, untrained
 import rlu_cli.core.methods as package
 from rlu_cli.core.method_names import METHOD_CHOICE, METHOD_NAMES
 from rlu_cli.core.methods import METHODS, Capabilities
+from rlu_cli.core.methods.assumptions import shows_training
 from rlu_cli.core.methods.base import on_simplex
 from rlu_cli.core.methods.table import capability_table
 from rlu_cli.core.recover import recover_labels
@@ -142,6 +143,22 @@ def test_one_step() -> None:
     observation = known_round(SPREAD, untrained(N, L), steps=3)
     assert names_with_code(observation, "assumes-one-step") == names_without("several_steps")
     assert "dimitrov" not in names_without("several_steps")
+
+
+@pytest.mark.parametrize(
+    ("confidence", "classes", "trained"),
+    [
+        (0.19, 10, False),
+        (0.21, 10, True),
+        (0.74, 2, False),
+        (0.76, 2, True),
+        (0.66, 3, False),
+        (0.67, 3, True),
+    ],
+)
+def test_when_a_model_shows_training(confidence: float, classes: int, trained: bool) -> None:
+    """Twice chance is 1 for two classes: none ever did."""
+    assert shows_training(confidence, classes) is trained
 
 
 def test_untrained_model() -> None:

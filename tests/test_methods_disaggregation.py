@@ -108,6 +108,28 @@ def test_coarse_numbers_are_left_to_regression(tmp_path: Path) -> None:
     assert "disaggregation-not-possible" in outcome.codes
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_so_are_coarse_updates(tmp_path: Path, dtype: torch.dtype) -> None:
+    """A file that holds the update is added to the global weights: its sum seemed to be exact."""
+    folder = SAMPLES / "trained_m1"
+    before, after = (tensors(folder / f"{name}.safetensors") for name in ("global", "client_0"))
+    change = {name: (after[name] - before[name]).to(dtype) for name in before}
+    flags = sample("trained_m1")
+    about = read_checkpoint(folder / "client_0.safetensors").metadata
+    flags[3] = write_safetensors(tmp_path / "client_0.safetensors", change, about)
+    outcome = call("recover", *flags, "--update", "delta", *METHOD)
+    assert "disaggregation-not-possible" in outcome.codes
+    assert call("recover", *flags, "--update", "delta").document["method"] == "regression"
+
+
+def test_few_auxiliary_images_leave_it_to_rlu() -> None:
+    """With one a class `gls` knew nothing of how samples differ: bounds of 13 to 15 for 9, graded good."""
+    for method, said in ((METHOD, "the counts are those of rlu"), (["--method", "gls"], "")):
+        outcome = call("recover", *sample("trained_m1"), "--aux-per-class", 1, *method)
+        assert all(row["low"] is None for row in outcome.document["classes"])
+        assert said in outcome.err
+
+
 def test_an_update_that_no_samples_make_is_left_to_others(observed: Observation) -> None:
     """Of dense layers that moved at random: nothing is told apart, and nothing made up."""
     assert observed.dense is not None

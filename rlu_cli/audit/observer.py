@@ -202,7 +202,8 @@ class Observer:
         record = reading.record
         training = record.training
         single = training.steps == 1 and training.optimizer == "sgd"
-        if not single or record.noise_std or not self._measured.has_samples:
+        coarse = record.noise_std > 0 or reading.opened.rounding > 0
+        if not single or coarse or not self._measured.has_samples:
             return None
         constants = None
         if training.scheme in STATEFUL:

@@ -215,8 +215,8 @@ class _Search:
         residuals = torch.stack([r for _, r, *_ in self._found]) if self._found else torch.zeros(0, N)
         errors = np.array([error for _, _, error, _ in self._found], dtype=np.float64)
         scale, deviation = _middle(self._scales)
-        if len(set(times)) == 1 and len(times) >= AGREEING and sum(times) != self._total:
-            scale, times = scale * times[0], [1] * len(times)  # all as often: the update is that much larger
+        if len(set(times)) == 1 and len(times) >= AGREEING and times[0] * self._rank > self._total:
+            scale, times = scale * times[0], [1] * len(times)  # no room for copies: the update is larger
         return Disaggregated(
             labels.repeat(times),
             np.repeat(times, times),
@@ -260,6 +260,10 @@ class _Search:
         small = torch.linalg.eigh(squares).eigenvectors[:, :, 0]
         r = small @ self._sum_zero.T
         r = torch.where((r > 0).sum(1, keepdim=True) * 2 >= r.shape[1], r, -r)
+        whole = torch.cat((inputs[:, first.columns], torch.ones(len(inputs), 1, dtype=inputs.dtype)), dim=1)
+        if r.shape[1] == 2:  # of (1, −1) and (−1, 1) that of which the update has a positive share
+            own_duals = (jacobians[0] @ r[:, :, None])[:, :, 0] @ first.inverse.T
+            r = torch.where((whole * own_duals).sum(dim=1, keepdim=True) >= 0, r, -r)
         labels = r.argmin(dim=1)
         r = r / -r.gather(1, labels[:, None]).clamp(max=-1e-300)
         own = confidence.gather(1, labels[:, None])
@@ -269,7 +273,6 @@ class _Search:
         duals = delta @ first.inverse.T
         beyond = (delta - (delta @ first.left) @ first.left.T).norm(dim=1)
         expected = first.noise * (len(first.left) - first.rank) ** 0.5 * duals.norm(dim=1)
-        whole = torch.cat((inputs[:, first.columns], torch.ones(len(inputs), 1, dtype=inputs.dtype)), dim=1)
         scales = (whole * duals).sum(dim=1) * (1 - own[:, 0]) / self._total
         return _Verified(
             labels,

@@ -11,10 +11,12 @@ from numpy.typing import NDArray
 from rlu_cli.core.moments import logit_moments, softmax
 from rlu_cli.core.types import Activations, FloatArray, IntArray, LogitMoments
 
+FEWEST_SAMPLES = 10
+"""Auxiliary samples a class on average below which the covariances say too little."""
+
 MOST_CLASSES = 200
 """Classes up to which the moments are kept beside other statistics: they are as large as those of the logits,
 and with more classes what is made of them takes longer than seconds a client."""
-
 
 MOST_SAMPLED = 20
 """Classes up to which single samples' logits are kept too, for the methods that simulate clients."""
@@ -51,6 +53,11 @@ class ResidualPath:
     replay: Replay | None = None
     samples: Activations | None = None
     along: FloatArray | None = None
+
+
+def too_few(counts: IntArray) -> bool:
+    """Whether auxiliary samples say too little of how single ones differ: few of a class, or many classes."""
+    return bool(counts.sum() < FEWEST_SAMPLES * len(counts)) or len(counts) > MOST_CLASSES
 
 
 def residuals(logits: NDArray[np.floating], labels: IntArray) -> FloatArray:

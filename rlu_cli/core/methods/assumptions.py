@@ -11,7 +11,8 @@ _NEGATIVE_SLACK = 1e-6
 """Negative values of the mean embeddings, relative to the largest, that are rounding."""
 
 _TRAINED = 2.0
-"""Mean own confidence, relative to chance 1/N, from which a model counts as trained."""
+"""Mean own confidence, relative to chance 1/N, from which a model counts as trained; halfway from chance to
+certainty where that is less."""
 
 
 def own_confidence(statistics: ModelStatistics) -> float:
@@ -20,8 +21,8 @@ def own_confidence(statistics: ModelStatistics) -> float:
 
 
 def shows_training(confidence: float, num_classes: int) -> bool:
-    """Whether a model with this `own_confidence` already tells classes apart: more than 2/N."""
-    return confidence > _TRAINED / num_classes
+    """Whether a model with this `own_confidence` tells classes apart: more than 2/N, or (1 + 1/N)/2."""
+    return confidence > min(_TRAINED / num_classes, (1 + 1 / num_classes) / 2)
 
 
 def is_trained(statistics: ModelStatistics) -> bool:

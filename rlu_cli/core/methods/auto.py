@@ -13,14 +13,10 @@ from rlu_cli.core.methods.replay import REPLAY
 from rlu_cli.core.methods.replay import out_of_scope as no_replay
 from rlu_cli.core.methods.rlu import RLU
 from rlu_cli.core.methods.surrogate import SURROGATE
-from rlu_cli.core.residuals import MOST_CLASSES, ResidualMoments
+from rlu_cli.core.residuals import ResidualMoments, too_few
 from rlu_cli.core.types import LocalTraining
 
 AUTO = "auto"
-
-_FEWEST_SAMPLES = 10
-"""Of fewer auxiliary samples a class on average, the covariances say too little."""
-
 
 _TRAINED = 0.05
 """Share of the labels that `gls` would expect to get wrong if the model stayed as it is: 0.0001 on untrained
@@ -62,7 +58,7 @@ def best_method(
     counts = residuals.counts
     if training.optimizer != "sgd":
         return REPLAY if can_make_clients and no_replay(counts, training) is None else SURROGATE
-    few = counts.sum() < _FEWEST_SAMPLES * len(counts) or len(counts) > MOST_CLASSES
+    few = too_few(counts)
     if training.steps > 1:
         if few:
             return RLU

@@ -13,8 +13,9 @@ from rlu_cli.core.methods.base import Capabilities, Method, Problem
 from rlu_cli.core.methods.gls import GLS, is_exact
 from rlu_cli.core.methods.regression import REGRESSION
 from rlu_cli.core.methods.regression import out_of_scope as no_regression
+from rlu_cli.core.methods.rlu import RLU
 from rlu_cli.core.remaining import Remaining, lookalikes, remaining_labels
-from rlu_cli.core.residuals import residuals
+from rlu_cli.core.residuals import residuals, too_few
 from rlu_cli.core.types import (
     Estimate,
     FloatArray,
@@ -169,12 +170,12 @@ def _size_notes(found: Disaggregated) -> tuple[Note, ...]:
 
 
 def _solve_instead(problem: Problem, why: Note, **found: float) -> Estimate:
-    """The answer of `regression`, or where that is out of its scope of `gls`."""
+    """The answer of `regression`, or where that is out of its scope of `gls`, or of few samples of `rlu`."""
     observation = problem.observation
     path = observation.residuals
     assert path is not None
     fits = path.samples is not None and no_regression(path.start.counts, observation.training) is None
-    other = REGRESSION if fits else GLS
+    other = REGRESSION if fits else RLU if too_few(path.start.counts) else GLS
     estimate = other.solve(problem)
     note = replace(why, message=f"{why.message}: the counts are those of {other.name}")
     return replace(

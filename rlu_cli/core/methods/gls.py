@@ -130,7 +130,7 @@ def solve(problem: Problem) -> Estimate:
 
     The bounds are those of 95 % of the solutions for updates drawn again from the error model; of more than
     20 steps there are none, nor where the predictions swing (`Problem.swing`), since a replay is an error of
-    its own that they would not know of.
+    its own that they would not know of, nor where a class has a single auxiliary sample.
 
     Assumptions: auxiliary samples like the client's; the client's optimiser known, for the replays.
     Uses Δb and single auxiliary samples' softmax values.
@@ -165,7 +165,8 @@ def solve(problem: Problem) -> Estimate:
     total, solution = training.samples, found.solution
     low = high = presence = None
     swing = problem.swing(solution.z)
-    if training.steps <= BOUNDED_STEPS and swing <= SWING_LIMIT:
+    spread_known = bool(path.start.counts.min() > 1)
+    if training.steps <= BOUNDED_STEPS and swing <= SWING_LIMIT and spread_known:
         draws = total * solutions_of_like_updates(found, seed=problem.observation.seed)
         edge = (1 - _LEVEL) / 2
         low, high = np.rint(np.quantile(draws, [edge, 1 - edge], axis=0))
