@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from cli_tools import QUICK, call, sample, truth
@@ -53,3 +54,15 @@ def test_one_step_and_few_images_are_answered_by_gls() -> None:
 def test_training_that_cannot_be_replayed_is_refused() -> None:
     message = call("recover", *sample("trained_m10"), *QUICK, "--method", "replay", "--lr", "1e6").refusal(4)
     assert "diverge" in message
+
+
+def test_clients_whose_labels_are_as_the_model_guesses_have_their_size(tmp_path: Path) -> None:
+    """Little is left of their gradients but chance: 10 of 10 exact clients were taken for misscaled."""
+    root = tmp_path / "archive"
+    flags = ["--data", "digits", "--clients", 10, "--rounds", 1, "--alpha", 100_000, "--aux-per-class", 40]
+    call("simulate", *flags, "--lr", 0.05, "--batch-size", 32, "--steps", 10, "--seed", 4, "-o", root)
+    pairs = call("evaluate", "--archive", root).document["pairs"]
+    found = [pair for pair in pairs if pair["method"] == "replay"]
+    assert len(found) == 10
+    assert not [pair for pair in found if "update-misscaled" in pair["warnings"]]
+    assert min(pair["iAcc"] for pair in found) > 0.95

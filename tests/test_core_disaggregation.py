@@ -130,7 +130,7 @@ def test_samples_are_found_with_their_labels_and_residuals(seed: int, layers: in
 
 @pytest.mark.parametrize("seed", range(4))
 def test_two_classes_are_told_apart_by_the_share_of_the_update(seed: int) -> None:
-    """Both residuals (1, −1) and (−1, 1) have one negative entry: all samples found were of the first class."""
+    """Residuals (1, −1) and (−1, 1) have one negative entry each: all found were of the first class."""
     world = World(seed, classes=2)
     found = found_in(world)
     _, labels = world.batch()

@@ -66,6 +66,14 @@ def test_the_factor_is_found(factor: float) -> None:
     assert np.std(logarithms) < 3 * found[0].deviation
 
 
+def test_nothing_is_said_where_none_points_alike() -> None:
+    new = replays(5, clients=1)
+    assert MODEL(new.features[0], 0.5) is not None
+    turned = new.features[0].copy()
+    turned[:, WEIGHT_FEATURES] = np.random.default_rng(1).normal(size=turned[:, WEIGHT_FEATURES].shape)
+    assert MODEL(turned, 0.5) is None
+
+
 @given(st.floats(1e-6, 1e6))
 def test_only_the_direction_counts(factor: float) -> None:
     model, new = MODEL, replays(2, clients=1)

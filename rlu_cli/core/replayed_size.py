@@ -83,9 +83,13 @@ class SizeModel:
                 if deviation < best:
                     best, self._weights, self._reach = deviation, weights, reach
         self._deviation = best
+        np.fill_diagonal(distances, np.inf)
+        self._farthest = float(distances.min(axis=1).max())
 
-    def __call__(self, features: FloatArray, size: float) -> RelativeSize:
-        """Of one client.
+    def __call__(self, features: FloatArray, size: float) -> RelativeSize | None:
+        """Of one client; None where no replayed one is as near as each of those has another.
+
+        So it is where a client's labels are as the model guesses: little is left of its gradients but chance.
 
         Parameters
         ----------
@@ -93,7 +97,10 @@ class SizeModel:
         size : logarithm of the root mean square of ∇W, as `update_shape` has it
         """
         place = (_directions(features[None]) - self._mean) / self._scale
-        near = np.exp(-squared_distances(place, self._known) / self._reach)
+        distances = squared_distances(place, self._known)
+        if distances.min() > self._farthest:
+            return None
+        near = np.exp(-distances / self._reach)
         return RelativeSize(size - self._offset - float(near[0] @ self._weights), self._deviation)
 
 

@@ -148,9 +148,10 @@ def solve(problem: Problem) -> Estimate:
     doubts = () if linear else _doubts(observation, view, regression, strange)
     if linear and not observation.scaled:
         size = _size_model(regression)(features, update_shape(view.gradient.weight)[0])
-        size = replace(size, damage=coarsening(observation).error)
-        found["replay_size"] = math.exp(size.logarithm)
-        doubts = size_notes(size)
+        if size is not None:
+            size = replace(size, damage=coarsening(observation).error)
+            found["replay_size"] = math.exp(size.logarithm)
+            doubts = size_notes(size)
     if strange and linear:
         note = Note("replay-strange-update", f"{_UNLIKE}: the counts are those of gls")
         return solve_instead(problem, note, *doubts, **found)
