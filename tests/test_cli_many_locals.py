@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -159,6 +160,29 @@ def test_clients_that_describe_different_inputs_are_refused_in_any_order(tmp_pat
     assert outcome.out.count("\n") == 1  # the first one's result stands
     agreed = call("recover", "--global", reference, *given, "--aux", AUX, *QUICK, "--normalize", "half")
     assert len(agreed.lines) == 2  # the flag outranks both
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_a_config_json_describes_the_client_beside_it_alone(tmp_path: Path, first: int) -> None:
+    """The first client's served all, so that counts depended on the order."""
+    silent = {key: v for key, v in metadata(ROUND / "client_0.safetensors").items() if key != "fl.normalize"}
+    reference = write_safetensors(tmp_path / "g.safetensors", tensors(ROUND / "global.safetensors"))
+    paths = []
+    for client, name in enumerate("ab"):
+        (tmp_path / name).mkdir()
+        state = tensors(ROUND / f"client_{client}.safetensors")
+        paths.append(write_safetensors(tmp_path / name / "k.safetensors", state, silent))
+    config = {"architecture": 5, "pretrained_cfg": {"mean": [0.3], "std": [0.3]}}
+    (tmp_path / "a" / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    paths = [paths[first], paths[1 - first]]
+    given = [flag for path in paths for flag in ("--local", path)]
+    outcome = call("recover", "--global", reference, *given, "--aux", AUX, *QUICK)
+    assert outcome.code == 4
+    assert "agree on fl.normalize" in outcome.err
+    agreed = recover(reference, paths, *QUICK, "--normalize", "half")
+    assert agreed == [recover(reference, [path], *QUICK, "--normalize", "half")[0] for path in paths]
+    codes = [[warning["code"] for warning in document["warnings"]] for document in agreed]
+    assert ["config-ignored" in found for found in codes] == [first == 0, first == 1]
 
 
 def test_of_a_local_model_that_is_not_run_the_output_layer_alone_is_read(tmp_path: Path) -> None:

@@ -45,7 +45,7 @@ from rlu_cli.errors import MismatchError, UsageError
 from rlu_cli.files.checkpoint import Checkpoint, read_checkpoint
 from rlu_cli.files.hashing import sha256_file
 from rlu_cli.files.metadata import read_sidecar
-from rlu_cli.files.model_config import read_config
+from rlu_cli.files.model_config import ModelConfig, read_config
 from rlu_cli.files.state_dict import join_weight_norm
 
 
@@ -88,8 +88,8 @@ class Auditor:
         self.reference = self._read(reference, alone=first is None)
         self.sha256 = sha256_file(reference)
         check_finite(self.reference.tensors, where=reference)
-        self.config = read_config(reference, *locals_[:1])
-        self.annotations = self._annotations(first)
+        self.config = read_config(reference)
+        self.annotations = self._annotations(first, self._config_beside(first))
         aux_options = aux_options or AuxOptions()
         if aux is None and aux_options != AuxOptions():
             raise UsageError(
@@ -141,11 +141,15 @@ class Auditor:
         """A checkpoint, under the key asked for; of two files, one may hold its weights plainly."""
         return read_checkpoint(path, key=self.options.key, key_optional=not alone)
 
-    def _annotations(self, local: Checkpoint | None) -> Annotations:
+    def _annotations(self, local: Checkpoint | None, config: ModelConfig) -> Annotations:
         """What is written of a client's round, or of the global model alone."""
         near = self.reference if local is None else local
         metadata = {} if local is None else local.metadata
-        return Annotations(metadata, self.reference.metadata, read_sidecar(near.path), self.config.values)
+        return Annotations(metadata, self.reference.metadata, read_sidecar(near.path), config.values)
+
+    def _config_beside(self, local: Checkpoint | None) -> ModelConfig:
+        """The global model's ``config.json``, else this client's own: another client's says nothing of it."""
+        return self.config if local is None or self.config.path is not None else read_config(local.path)
 
     def _read_stored(self, path: Path) -> StoredStatistics:
         stored = read_statistics(path)
@@ -207,8 +211,7 @@ class Auditor:
     @property
     def notes(self) -> tuple[Note, ...]:
         """Warnings about the global model and the auxiliary data so far."""
-        ignored = [Note("config-ignored", f"left out of a config.json: {why}") for why in self.config.ignored]
-        return (*ignored, *self.source.notes, *self.measured.notes)
+        return (*_ignored(self.config), *self.source.notes, *self.measured.notes)
 
     # What one client did.
 
@@ -248,7 +251,8 @@ class Auditor:
         """What a client's counts are recovered from, and how."""
         local = self._read(path)
         self._check_key(local)
-        annotations = self._annotations(local)
+        config = self._config_beside(local)
+        annotations = self._annotations(local, config)
         check_described_alike(self.described, describe_model(self.options, annotations))
         record = resolve_training(options, annotations, may_estimate=True)
         kind = update_kind(options.update, annotations)
@@ -280,7 +284,7 @@ class Auditor:
         return OpenedRound(
             path=path,
             training=record,
-            notes=(*opened.notes, *notes),
+            notes=(*(() if config is self.config else _ignored(config)), *opened.notes, *notes),
             update=kind,
             observations=tuple(observations),
             methods=tuple(chosen),
@@ -356,6 +360,10 @@ class Auditor:
             return self._constant_gradient(*of, whole=True)[0]
         except MismatchError:
             return None
+
+
+def _ignored(config: ModelConfig) -> list[Note]:
+    return [Note("config-ignored", f"left out of a config.json: {why}") for why in config.ignored]
 
 
 def _under(key: str | None) -> str:
