@@ -197,6 +197,41 @@ def test_a_head_without_bias(files: dict[str, Path], tmp_path: Path) -> None:
     assert "without a bias needs" in call("recover", *flags, bare).refusal(4)
 
 
+def test_without_bias_a_local_models_cache_entry_is_not_the_global_ones(tmp_path: Path) -> None:
+    """It lacks the direction that stands for the bias: as the next round's global model it changed counts."""
+    rng = np.random.default_rng(0)
+    W = 0.1 * rng.normal(size=(10, 20))
+    labels = np.repeat(np.arange(10), 30)
+    embeddings = np.abs(rng.normal(size=(300, 20))) + 0.2
+    update = rng.normal(size=10)
+    W_moved = W + 1e-2 * np.outer(update - update.mean(), embeddings.mean(axis=0))
+    models, known = [], []
+    for name, weight in (("g", W), ("k", W_moved)):
+        model = tmp_path / f"{name}.safetensors"
+        models.append(write_safetensors(model, {"top.weight": torch.from_numpy(weight)}))
+        logits = embeddings @ weight.T
+        known.append(write(tmp_path / f"{name}.npz", logits=logits, labels=labels, embeddings=embeddings))
+    rounds = [
+        [
+            "--global",
+            models[k],
+            "--aux-logits",
+            known[k],
+            "--local",
+            models[1 - k],
+            "--local-logits",
+            known[1 - k],
+        ]
+        for k in (0, 1)
+    ]
+    flags = [*QUICK, "--lr", 0.01, "--batch-size", 32, "--steps", 2, "--method", "rlu"]
+    alone = [call("recover", *flags, *round_).document for round_ in rounds]
+    for _ in range(2):
+        cached = [call("recover", *flags, "--cache", tmp_path / "cache", *round_) for round_ in rounds]
+        assert [outcome.document for outcome in cached] == alone
+    assert len(list((tmp_path / "cache").iterdir())) == 4
+
+
 def test_arrays_without_names_and_no_architecture(files: dict[str, Path], tmp_path: Path) -> None:
     for name in ("global", "client_0"):
         state = tensors(SAMPLES / "untrained_m1" / f"{name}.safetensors")

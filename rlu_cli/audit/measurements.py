@@ -143,15 +143,16 @@ class Measurements:
 
     def _measurement(self, local: Checkpoint | None, batch_size: int | None) -> Measurement:
         """A model's measurement, with its place in the cache if there is one."""
+        has_unit = local is None and self._head().bias is None
         slot = None
-        if self._cache is not None:
-            slot = self._cache.slot(self._source.facts(local, batch_size), self._run)
+        if self._cache is not None:  # the same activations have another entry where the direction is in it
+            facts = {**self._source.facts(local, batch_size), "unit": has_unit}
+            slot = self._cache.slot(facts, self._run)
 
         def about() -> dict[str, Any]:
             return self.about(self._sha256 if local is None else sha256_file(local.path), batch_size)
 
-        unbiased = self._head().bias is None
-        return Measurement(self._source, self._run, local, batch_size, unbiased, slot=slot, about=about)
+        return Measurement(self._source, self._run, local, batch_size, has_unit, slot=slot, about=about)
 
     def kept_fits(self, batch_size: int) -> KeptFits | None:
         """Where fits to the global model are kept, for clients of this batch size."""

@@ -106,7 +106,7 @@ class Measurement:
 
     local : a local model, None for the global one
     batch_size : an effective one
-    unbiased : whether the head has no bias, and something must stand for it
+    has_unit : whether the direction that stands for a missing bias is worked out
     slot : where the statistics are kept, if anywhere
     about : what is written beside them
     """
@@ -117,7 +117,7 @@ class Measurement:
         run: RunOptions,
         local: Checkpoint | None,
         batch_size: int | None,
-        unbiased: bool = False,
+        has_unit: bool = False,
         *,
         slot: Slot | None = None,
         about: Callable[[], dict[str, Any]] = dict,
@@ -126,7 +126,7 @@ class Measurement:
         self._run = run
         self._local = local
         self._batch_size = batch_size
-        self._unbiased = unbiased
+        self._has_unit = has_unit
         self._slot = slot
         self._about = about
 
@@ -177,7 +177,7 @@ class Measurement:
             known = self.activations
             found = replace(found, samples=Activations(known.logits, None, known.labels))
         embeddings = self.activations.embeddings
-        if self._unbiased and self._local is None and embeddings is not None:
+        if self._has_unit and embeddings is not None:
             found = replace(found, unit=unit_direction(embeddings))
         if self._slot is not None:
             self._slot.write(found, self._about())
