@@ -126,6 +126,19 @@ def test_final_means_agree_with_the_literal_loops(name: str, counts: list[int]) 
     np.testing.assert_allclose(final_means(simulator, counts), expected, atol=1e-5)
 
 
+@pytest.mark.parametrize("changes", [{}, {"momentum": 0.9, "weight_decay": 0.1}])
+def test_smaller_last_batches_weigh_as_much_as_full_ones(changes: dict[str, float]) -> None:
+    """The loss is each batch's mean: five epochs of 33 samples in batches of 32 and 1 moved half as far."""
+    moments, gram = make_case(3)
+    counts = np.array([50, 60, 30, 25])
+    epochs = LocalTraining(10, 32, 0.1, total=165, distinct=33, **changes)
+    full = LocalTraining(10, 32, 0.1, **changes)
+    expected = literal_final_means(moments, gram, full, counts * (320 / 165))
+    assert np.abs(expected - moments.mean).max() > 0.1
+    found = final_means(MeanSimulator(moments, gram, epochs, samples=SAMPLES), counts)
+    np.testing.assert_allclose(found, expected, atol=module._STRIDE_ERROR)
+
+
 def test_constant_gradient_moves_the_means_too() -> None:
     moments, gram = make_case(2)
     constant = np.random.default_rng(3).normal(size=(CLASSES, CLASSES))

@@ -47,10 +47,10 @@ Asked = tuple[FloatArray, NDArray[np.bool_]]
 class MeanSimulator:
     """Simulates how the class-mean logits move while clients train on given label counts.
 
-    Each step with expected counts g = N/m moves the head by its expected gradient, and the head moves
-    the mean logits of class n' by
+    Each step is a mean over its batch, large or small, so it is expected to move the head by the mean
+    gradient of the client's mix z = N/ΣN, and the head moves the mean logits of class n' by
 
-        ∇μ_{n', j} = (1/B) Σ_n G[n', n] g_n (S[n, j] − δ_{nj}),    G[n', n] = ē_n'·ē_n + 1
+        ∇μ_{n', j} = Σ_n G[n', n] z_n (S[n, j] − δ_{nj}),    G[n', n] = ē_n'·ē_n + 1
 
     (the paper's Δμ = Δb·‖ē‖² forgets that the bias moves the logits too, and gives every class the same
     ē). These gradients go through the client's own recursion, so momentum, decay and pulls come for
@@ -103,7 +103,7 @@ class MeanSimulator:
     ) -> Generator[Asked, FloatArray, FloatArray]:
         """`final_means` of one client, shape (N, N): asks for S where it needs it."""
         t = self.training
-        reach = self.gram * (counts / (t.steps * t.batch_size))  # class moved, class trained on
+        reach = self.gram * (counts / t.samples)  # class moved, class trained on
         active = counts > 0
         target = np.eye(len(self.mean))
         scale = float(np.max(np.abs(impulse_response(t))))
