@@ -274,6 +274,30 @@ def test_4_weights_that_are_no_numbers(tmp_path: Path, name: str, value: float, 
     assert "bad.safetensors" in message
 
 
+def test_4_weights_that_diverged(tmp_path: Path) -> None:
+    """Numbers, but none that training at that rate makes."""
+    before, after = tensors(GLOBAL), tensors(CLIENT)
+    huge = {name: before[name] + 1e20 * (after[name] - before[name]) for name in before}
+    local = write_safetensors(tmp_path / "k.safetensors", huge, metadata(CLIENT))
+    assert "training diverged" in call("recover", *flags_with(local=local), *QUICK).refusal(4)
+
+
+@pytest.mark.parametrize(
+    ("flags", "code", "says"),
+    [
+        (["--lr", 1e-20], 4, "correct --lr"),
+        (["--noise-std", 1e20], 4, "--noise-std"),
+        (["--optimizer", "adam", "--lr", 1e-30], 4, "correct --lr"),
+        (["--noise-std", 1e200], 2, "correct --noise-std"),
+        (["--clip", 1e200], 2, "correct --clip"),
+        (["--optimizer", "adam", "--lr", 0.001, "--eps", 1e200], 2, "correct --eps"),
+        (["--optimizer", "adamw", "--lr", 0.001, "--weight-decay", 1e5], 2, "weight decay"),
+    ],
+)
+def test_values_out_of_all_proportion(flags: list[object], code: int, says: str) -> None:
+    assert says in call("recover", *sample("untrained_m1"), *QUICK, *flags).refusal(code)
+
+
 def test_4_no_update() -> None:
     message = call("recover", *flags_with(reference=CLIENT)).refusal(4)
     assert "identical" in message

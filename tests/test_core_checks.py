@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
-from core_cases import random_head
+from core_cases import random_head, scripted_observation
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlu_cli.core.checks import check_heads, check_moved, check_sign, check_update
+from rlu_cli.core.checks import check_heads, check_moved, check_range, check_sign, check_update
 from rlu_cli.core.recover import head_update
-from rlu_cli.core.types import Head, HeadUpdate
+from rlu_cli.core.types import Head, HeadUpdate, LocalTraining
 from rlu_cli.errors import MismatchError
 
 RNG = np.random.default_rng(0)
@@ -50,6 +52,25 @@ def test_update_of_zero_is_refused() -> None:
     with pytest.raises(MismatchError, match="identical"):
         check_moved(HeadUpdate(np.zeros((2, 2)), None))
     check_moved(HeadUpdate(np.zeros((2, 2)), np.array([0.0, 1e-30])))
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_absurd_sizes_are_refused(bias: bool, optimizer: str) -> None:
+    training = LocalTraining(1, 32, 0.1)
+    observation, _ = scripted_observation(training, bias=bias)
+    observation = replace(observation, training=replace(training, optimizer=optimizer))
+    check_range(observation)
+    check_range(replace(observation, noise_std=1e10))
+    with pytest.raises(MismatchError, match=r"noise of at most 1e\+12 on the mean gradient, found 1e\+13"):
+        check_range(replace(observation, noise_std=1e12))
+    update = observation.update
+    for factor in (1e20, 1e250):
+        huge = HeadUpdate(factor * update.weight, None if update.bias is None else factor * update.bias)
+        with pytest.raises(MismatchError, match="training diverged"):
+            check_range(replace(observation, update=huge))
+    with pytest.raises(MismatchError, match="correct --lr"):
+        check_range(replace(observation, training=replace(observation.training, lr=1e-20)))
 
 
 def codes(u: list[float], *, change: float = 1.0, value: float = 1.0) -> list[str]:

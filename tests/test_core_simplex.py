@@ -17,6 +17,7 @@ from scipy.optimize import minimize
 from rlu_cli.core import simplex as module
 from rlu_cli.core.confidence import coefficient_matrix
 from rlu_cli.core.simplex import SimplexSolution, SimplexSolver, simplex_least_squares
+from rlu_cli.errors import MismatchError
 
 Problem = tuple[np.ndarray, np.ndarray]
 
@@ -242,11 +243,30 @@ def test_the_better_of_two_failures_is_kept(monkeypatch: pytest.MonkeyPatch) -> 
     assert solution.gap >= objective(A, u, solution.z) - least > 0
 
 
+@pytest.mark.parametrize("power", [2, 6, 10, 13, 16, 20, 40, 100, 150, 170, 300])
+def test_targets_out_of_all_proportion(power: int) -> None:
+    """‖A z − s u‖² is least at the corner of largest A_n·u, as far as float64 tells; never NaN."""
+    rng = np.random.default_rng(power)
+    for _ in range(20):
+        A = coefficient_matrix(random_confidence(rng, 6))
+        u = rng.normal(size=6)
+        u -= u.mean()
+        if power > 150:  # squares overflow
+            with pytest.raises(MismatchError, match="--lr or --noise-std"):
+                simplex_least_squares(A, 10.0**power * u)
+            continue
+        z = simplex_least_squares(A, 10.0**power * u).z
+        assert np.all(z >= 0)
+        assert z.sum() == pytest.approx(1.0)
+        if power <= 10:
+            np.testing.assert_allclose(z, np.eye(6)[np.argmax(A.T @ u)], atol=1e-3 if power > 2 else 0.2)
+
+
 def test_no_solver_converging_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("_shared_pivoting", "_block_pivoting"):
         monkeypatch.setattr(SimplexSolver, name, lambda self, u: None)
     monkeypatch.setattr(SimplexSolver, "_lawson_hanson", lambda self, u: None)
-    with pytest.raises(ArithmeticError):
+    with pytest.raises(MismatchError, match="no label counts can be told"):
         simplex_least_squares(np.eye(3), np.ones(3))
 
 

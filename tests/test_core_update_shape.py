@@ -62,3 +62,12 @@ def test_what_lies_far_from_the_replays_is_warned_of(
 def test_size_says_nothing_of_a_clipped_update() -> None:
     assert check_shape(np.array([9.0, -0.15]), REPLAYED, sized=False) == ()
     assert "even" in check_shape(np.array([9.0, 0.2]), REPLAYED, sized=False)[0].message
+
+
+def test_replays_that_never_moved_are_told_without_overflow() -> None:
+    """Where a huge eps keeps Adam from moving, all numbers are equally small."""
+    tiny = float(np.finfo(np.float64).tiny)
+    still = update_shape(np.zeros((3, 4)))
+    np.testing.assert_allclose(still, [math.log(tiny), 0.0], atol=1e-12)
+    (note,) = check_shape(update_shape(np.full((3, 4), 1e30)), np.tile(still, (3, 1)))
+    assert "1.01e+304 times as large" in note.message

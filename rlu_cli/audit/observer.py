@@ -16,6 +16,7 @@ from rlu_cli.audit.reading import Reading
 from rlu_cli.audit.replayed_clients import ReplayedClients
 from rlu_cli.audit.seen_noise import with_seen_noise
 from rlu_cli.audit.source import Measurement, Source
+from rlu_cli.core.checks import check_range
 from rlu_cli.core.dense_layers import DenseTail
 from rlu_cli.core.methods import AUTO, METHODS, Method, best_method, get_method
 from rlu_cli.core.methods.base import check_optimizer
@@ -73,6 +74,7 @@ class Observer:
             noise = reading.record.noise_std
             return self._best(reading, has_bias=stands_for_bias(reading.opened.head, start, noise))
 
+        check_range(sent.observation(start))
         sent, norm = told_clipping(sent, self._named(self._reference), start)
         seen = with_seen_noise(sent, start, sized=norm is None and not sent.record.lr_unknown)
         clipped = None if norm is None else self._clipped(seen, norm)

@@ -20,6 +20,9 @@ ESTIMATED = "auto"
 _TINY = 1e-6
 """A factor of an unknown rate with which the other values can be checked."""
 
+_MOST = 1e30
+"""Noise and clipping norms that arithmetic can take."""
+
 _PULLED = ("fedprox", "feddyn", "feddc")
 
 _HARMLESS = "1e-9"
@@ -169,10 +172,12 @@ def _resolve(options: TrainingOptions, annotations: Annotations, *, may_estimate
     check_training(scaled(training, _TINY) if unknown else training)
     noise_std = get("noise_std", options.noise_std, number) or 0.0
     clip = get("clip", options.clip, number)
-    if noise_std < 0:
-        raise UsageError(f"expected a noise of at least 0, found {noise_std}: correct --noise-std")
-    if clip is not None and clip <= 0:
-        raise UsageError(f"expected a clipping norm above 0, found {clip}: correct --clip")
+    if not 0 <= noise_std <= _MOST:
+        raise UsageError(f"expected a noise from 0 to {_MOST:g}, found {noise_std}: correct --noise-std")
+    if clip is not None and not 0 < clip <= _MOST:
+        raise UsageError(
+            f"expected a clipping norm above 0 and up to {_MOST:g}, found {clip}: correct --clip"
+        )
     values: dict[str, Any] = {
         "scheme": scheme,
         "optimizer": optimizer,

@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from rlu_cli.core.confidence import coefficient_matrix
+from rlu_cli.core.gradients import mean_gradient
+from rlu_cli.core.noise import normalised_noise
 from rlu_cli.core.simplex import simplex_least_squares
-from rlu_cli.core.types import FloatArray, Head, HeadUpdate, Note
+from rlu_cli.core.types import FloatArray, Head, HeadUpdate, Note, Observation
 from rlu_cli.errors import MismatchError
 
 if TYPE_CHECKING:
@@ -16,6 +18,9 @@ if TYPE_CHECKING:
 
 _LARGEST = 1e40
 """Beyond what float32 holds; squares and products stay finite in float64."""
+
+_MOST_STEEP = 1e12
+"""Mean gradient or noise on it beyond which float64 says nothing of labels, whose share of u is at most 1."""
 
 _BIAS_SLACK = 0.01
 """|u_j| may pass 1 by this much before it is called impossible: float32 checkpoints round."""
@@ -75,6 +80,28 @@ def check_moved(update: HeadUpdate) -> None:
         raise MismatchError(
             "expected a local output layer that training has moved, found one identical to the global "
             "model's: the same file was given twice, the client did not train, or its head was frozen"
+        )
+
+
+def check_range(observation: Observation) -> None:
+    """Refuse an update, or noise on it, that is larger by orders than any training of that rate makes.
+
+    Raises
+    ------
+    MismatchError
+    """
+    gradient, noise = mean_gradient(observation), normalised_noise(observation)
+    largest = max(float(np.abs(part).max()) for part in (gradient.weight, gradient.bias) if part is not None)
+    if not largest <= _MOST_STEEP:
+        raise MismatchError(
+            f"expected an update of a mean gradient of at most {_MOST_STEEP:g}, found {largest:.3g}: "
+            "training diverged, the checkpoints are damaged, or the learning rate is wrong; correct --lr, or "
+            "use another round"
+        )
+    if not noise <= _MOST_STEEP:
+        raise MismatchError(
+            f"expected noise of at most {_MOST_STEEP:g} on the mean gradient, found {noise:.3g}, which "
+            "leaves nothing of any labels: correct --noise-std or --lr"
         )
 
 

@@ -12,6 +12,7 @@ from rlu_cli.core.checks import (
     check_heads,
     check_misfit,
     check_moved,
+    check_range,
     check_size,
     check_update,
 )
@@ -220,6 +221,7 @@ def _prepared(observation: Observation, method: str) -> _Prepared:
         )
     check_training(observation.training)
     check_optimizer(chosen, observation.training)
+    check_range(observation)
     if observation.training.optimizer != "sgd":
         problem = Problem(observation, normalised_update(observation), mean_gradient(observation))
         return _Prepared(chosen, problem, None, 0.0, {}, ())

@@ -113,13 +113,13 @@ def check_training(training: LocalTraining) -> None:
     if training.nesterov and (training.momentum <= 0 or training.dampening != 0):
         raise UsageError("expected a positive momentum and no dampening with Nesterov, as in torch.optim.SGD")
     for name, rate in (("weight decay", training.weight_decay), ("lambda", training.prox)):
-        if not np.isfinite(rate) or rate < 0:
-            raise UsageError(f"expected a {name} of at least 0, found {rate}")
+        if not 0 <= rate <= _RATES[1]:
+            raise UsageError(f"expected a {name} from 0 to {_RATES[1]:g}, found {rate}")
     _check_optimizer(training)
-    pull = (training.prox + training.weight_decay) * float(rates.max())
-    if (
-        pull >= 2 and training.optimizer == "sgd"
-    ):  # at 2 exactly, the steps of an even number cancel and Σρ = 0
+    # Adam divides what it takes for gradients by their size: what pulls there can't diverge
+    pulls = {"sgd": training.prox + training.weight_decay, "adamw": training.weight_decay}
+    pull = pulls.get(training.optimizer, 0.0) * float(rates.max())
+    if pull >= 2:  # at 2 exactly, the steps of an even number cancel and Σρ = 0
         raise UsageError(
             f"expected (lambda + weight decay) × lr below 2, found {pull:g}: such training does not "
             "converge, so one of the three is wrong"
@@ -150,8 +150,8 @@ def _check_optimizer(training: LocalTraining) -> None:
     for name, beta in (("beta1", training.beta1), ("beta2", training.beta2)):
         if not 0 <= beta < 1:
             raise UsageError(f"expected {name} in [0, 1), found {beta}: correct --{name}")
-    if not 0 < training.eps < np.inf:
-        raise UsageError(f"expected eps above 0, found {training.eps}: correct --eps")
+    if not 0 < training.eps <= _RATES[1]:
+        raise UsageError(f"expected eps above 0 and up to {_RATES[1]:g}, found {training.eps}: correct --eps")
 
 
 def impulse_response(training: LocalTraining) -> FloatArray:

@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from rlu_cli.core.types import FloatArray
+from rlu_cli.errors import MismatchError
 
 _TOLERANCE = 1e-9
 """Certified suboptimality, relative to the largest squared column norm of M, that counts as exact."""
@@ -75,28 +76,42 @@ class SimplexSolver:
         Parameters
         ----------
         u : shape (R,)
+
+        Raises
+        ------
+        MismatchError
+            Numbers so far apart that float64 can't tell any z from another.
         """
         u = np.asarray(u, dtype=np.float64)
         if u.shape != self.A.shape[:1]:
             raise ValueError(f"expected u of shape {self.A.shape[:1]}, got {u.shape}")
         if not np.all(np.isfinite(u)):
             raise ValueError("expected finite u")
-        scale = float(np.sqrt(np.max(np.sum((self.A - u[:, None]) ** 2, axis=0))))
+        with np.errstate(over="ignore"):  # of what no z is found for below
+            scale = float(np.sqrt(np.max(np.sum((self.A - u[:, None]) ** 2, axis=0))))
         if scale == 0.0:  # every z fits exactly: say so evenly
             N = self.A.shape[1]
             return SimplexSolution(np.full(N, 1.0 / N), 0.0, 0.0, True)
         best: SimplexSolution | None = None
-        for method in (self._shared_pivoting, self._block_pivoting, self._lawson_hanson):
+        methods = (self._shared_pivoting, self._block_pivoting, self._lawson_hanson)
+        for method in methods if np.isfinite(scale) else ():
             z = method(u)
-            if z is None:
+            total = 0.0 if z is None else float(z.sum())
+            if z is None or not 0.0 < total < np.inf:  # rounding left nothing of it
                 continue
-            solution = _certify(z / z.sum(), self.A, u, scale)
+            solution = _certify(z / total, self.A, u, scale)
+            if not np.isfinite(solution.gap):
+                continue
             if best is None or solution.gap < best.gap:
                 best = solution
             if best.certified:
                 break
         if best is None:
-            raise ArithmeticError("non-negative least squares did not converge")
+            raise MismatchError(
+                f"expected an update of the size that training makes, found numbers up to {scale:.3g}, among "
+                "which no label counts can be told: training diverged, or the learning rate or the noise is "
+                "wrong; correct --lr or --noise-std, or use another round"
+            )
         return best
 
     @cached_property

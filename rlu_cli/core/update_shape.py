@@ -15,6 +15,10 @@ _SPREAD = 0.05
 """The least of them, in logarithms: after one step of Adam all updates are equally large."""
 
 
+_MOST = 700.0
+"""The largest logarithm that is shown: beyond, float64 has no number."""
+
+
 def update_shape(weight: FloatArray) -> FloatArray:
     """(log √mean ΔW², log (mean |ΔW| / √mean ΔW²)), shape (2,): how large ΔW is, and how even.
 
@@ -28,7 +32,7 @@ def update_shape(weight: FloatArray) -> FloatArray:
     tiny = float(np.finfo(np.float64).tiny)
     magnitudes = np.abs(weight)
     largest = max(float(magnitudes.max()), tiny)  # first, so that no square overflows or vanishes
-    magnitudes = magnitudes / largest
+    magnitudes = np.maximum(magnitudes, tiny) / largest
     size, mean = (max(float(v), tiny) for v in (np.sqrt(np.mean(magnitudes**2)), np.mean(magnitudes)))
     return np.array([math.log(largest) + math.log(size), math.log(mean / size)])
 
@@ -53,7 +57,7 @@ def check_shape(shape: FloatArray, replayed: FloatArray, *, sized: bool = True) 
         return ()
     how = []
     if away[0] > _FARTHEST:
-        how.append(f"{math.exp(apart[0]):.3g} times as large as")
+        how.append(f"{math.exp(min(apart[0], _MOST)):.3g} times as large as")
     if away[1] > _FARTHEST:
         how.append("less even than" if apart[1] < 0 else "more even than")
     return (
