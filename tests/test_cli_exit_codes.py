@@ -117,6 +117,11 @@ def test_image_sizes_that_are_none(value: str) -> None:
     assert "--image-size" in message
 
 
+def test_2_dampening_out_of_range() -> None:
+    flags = ["--steps", 2, "--momentum", 0.5, "--dampening", 2.5]
+    assert "--dampening" in call("recover", *sample("untrained_m1"), *QUICK, *flags).refusal(2)
+
+
 def test_2_rate_that_is_no_number() -> None:
     outcome = call("recover", *sample("untrained_m1"), "--lr", "fast")
     assert outcome.code in (2, 4)

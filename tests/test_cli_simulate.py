@@ -177,6 +177,7 @@ def test_init(tmp_path: Path) -> None:
         ([*TRAINING, "--epochs", 1], 2, "--steps or --epochs"),
         ([*TRAINING, "--optimizer", "rmsprop"], 2, "sgd"),
         ([*TRAINING, "--participation", 1.5], 2, "--participation"),
+        ([*TRAINING, "--momentum", 0.5, "--dampening", 2.5], 2, "--dampening"),
         ([*TRAINING, "--alpha", 0], 2, "--alpha"),
         ([*TRAINING, "--rounds", 0], 2, "--rounds"),
         ([*TRAINING, "--noise-std", -1], 2, "--noise-std"),

@@ -327,6 +327,10 @@ GOOD = LocalTraining(10, 32, 0.05)
         {"momentum": 1.0},
         {"momentum": -0.1},
         {"momentum": float("nan")},
+        {"momentum": 0.5, "dampening": 2.5},  # of two steps, Σρ = 0
+        {"momentum": 0.5, "dampening": 1.1},
+        {"momentum": 0.5, "dampening": -0.1},
+        {"dampening": float("nan")},
         {"nesterov": True},
         {"nesterov": True, "momentum": 0.9, "dampening": 0.1},
         {"weight_decay": -1e-4},
@@ -356,6 +360,7 @@ def test_impossible_training_is_refused(change: dict[str, Any]) -> None:
         {"momentum": 0.999},
         {"momentum": 0.9, "nesterov": True},
         {"momentum": 0.9, "dampening": 0.5},
+        {"momentum": 0.9, "dampening": 1.0},
         {"prox": 39.0},
         {"weight_decay": 0.1},
         {"optimizer": "adam", "weight_decay": 40.0},

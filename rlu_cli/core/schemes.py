@@ -110,6 +110,8 @@ def check_training(training: LocalTraining) -> None:
             raise UsageError(f"expected a {name} from 1 to {most}, found {value}: correct {flag}")
     if not 0 <= training.momentum < 1:
         raise UsageError(f"expected a momentum in [0, 1), found {training.momentum}")
+    if not 0 <= training.dampening <= 1:  # beyond, old gradients pull the model back up the slope
+        raise UsageError(f"expected a dampening in [0, 1], found {training.dampening}: correct --dampening")
     if training.nesterov and (training.momentum <= 0 or training.dampening != 0):
         raise UsageError("expected a positive momentum and no dampening with Nesterov, as in torch.optim.SGD")
     for name, rate in (("weight decay", training.weight_decay), ("lambda", training.prox)):
