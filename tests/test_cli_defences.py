@@ -10,7 +10,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from cli_tools import AUX, QUICK, SAMPLES, call, sample, truth, within_bounds
+from cli_tools import (
+    AUX,
+    QUICK,
+    SAMPLES,
+    call,
+    metadata,
+    sample,
+    tensors,
+    truth,
+    within_bounds,
+    write_safetensors,
+)
 
 from rlu_cli.audit.auditor import Auditor
 from rlu_cli.audit.options import RunOptions, TrainingOptions
@@ -189,6 +200,20 @@ def test_what_is_larger_than_the_bound_was_not_clipped_to_it(tmp_path: Path) -> 
     assert told.document["reliability"]["grade"] == "poor"
     assert call("recover", *flags, "--clip", 0.4 * norm(), "--strict").code == 5
     assert "clip-exceeded" not in call("recover", *flags, "--clip", 0.6 * norm()).codes
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_norm_that_is_none_is_refused(tmp_path: Path, value: float) -> None:
+    """Of one step the output layer alone is read, unless the norm is: then --clip was dropped unsaid."""
+    source = SAMPLES / "untrained_m1"
+    state = tensors(source / "client_0.safetensors")
+    state["conv1.weight"].flatten()[0] = value
+    local = write_safetensors(tmp_path / "k.safetensors", state, metadata(source / "client_0.safetensors"))
+    flags = ["--global", source / "global.safetensors", "--local", local, "--aux", AUX]
+    message = call("recover", *flags, "--method", "rlu", "--clip", 0.5 * norm()).refusal(4)
+    assert "conv1.weight" in message
+    assert "k.safetensors" in message
+    call("recover", *flags, "--method", "rlu").document  # noqa: B018
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, replace
 
 from rlu_cli.audit.local_model import open_local
+from rlu_cli.audit.network import check_finite
 from rlu_cli.audit.reading import Reading
 from rlu_cli.audit.seen_noise import with_seen_noise
 from rlu_cli.audit.updates import enlarged, is_trained
@@ -79,7 +80,13 @@ def update_norm(local: Checkpoint, reference: Checkpoint) -> UpdateNorm:
     Parameters
     ----------
     local : the whole local model
+
+    Raises
+    ------
+    MismatchError
+        Numbers that aren't finite: their norm is none, and no comparison with the bound would hold.
     """
+    check_finite(local.tensors, where=local.path)
     squares, count, zeros, least = 0.0, 0, 0, math.inf
     for name, before in reference.tensors.items():
         if name in local.tensors and is_trained(name, before):
