@@ -1,4 +1,4 @@
-"""Free memory, from what Linux writes."""
+"""Memory, free and in all, from what Linux writes."""
 
 from __future__ import annotations
 
@@ -40,10 +40,27 @@ def test_the_least_of_what_is_known_counts(
     assert memory.bytes_to_keep() == min(expected // 8, 2**32)
 
 
+@pytest.mark.parametrize(
+    ("meminfo", "limit", "expected"),
+    [
+        ("MemTotal: 9 kB\nMemAvailable: 2 kB\n", None, 9216),
+        ("MemTotal: 9 kB\n", "max", 9216),
+        ("MemTotal: 9 kB\n", "1000", 1000),
+        (None, None, 256 * 2**30),
+    ],
+)
+def test_what_there_is_in_all(written: Path, meminfo: str | None, limit: str | None, expected: int) -> None:
+    for name, text in (("meminfo", meminfo), ("memory.max", limit)):
+        if text is not None:
+            (written / name).write_text(text, encoding="ascii")
+    assert memory.total_bytes() == expected
+
+
 def test_this_machine_has_some() -> None:
-    assert 2**20 < memory.free_bytes() < 2**50
+    assert 2**20 < memory.free_bytes() <= memory.total_bytes() < 2**50
 
 
 @pytest.mark.cuda
 def test_a_gpu_says_its_own() -> None:
-    assert 0 < memory.free_bytes("cuda") <= torch.cuda.get_device_properties(0).total_memory
+    assert 0 < memory.free_bytes("cuda") <= memory.total_bytes("cuda")
+    assert memory.total_bytes("cuda") <= torch.cuda.get_device_properties(0).total_memory

@@ -302,3 +302,10 @@ def test_warnings_of_several_clients_say_whose_and_common_ones_come_once() -> No
     assert all(str(path) in line for path, line in zip(locals_, large, strict=True))
     lines = result.err.splitlines()
     assert len(lines) == len(set(lines))
+
+
+@pytest.mark.parametrize("method", ["auto", "llg", "random"])
+def test_a_batch_beyond_any_memory(method: str) -> None:
+    """Its samples were drawn one by one: a MemoryError, or hours."""
+    found = call("recover", *sample("trained_m1"), *QUICK, "--batch-size", 10**11, "--method", method)
+    assert sum(found.document["counts"]) == found.document["total"] == 10**11

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
-from cli_tools import QUICK, call, sample, truth
+import pytest
+from cli_tools import AUX, QUICK, SAMPLES, call, metadata, sample, tensors, truth, write_safetensors
+
+from rlu_cli.audit.auditor import Auditor
+from rlu_cli.core.types import LocalTraining
 
 
 def test_counts_and_bounds_of_a_trained_round() -> None:
@@ -49,6 +54,46 @@ def test_one_step_and_few_images_are_answered_by_gls() -> None:
         "recover", *sample("trained_m10"), *QUICK, "--method", "replay", "--aux-per-class", "9"
     ).document
     assert "replay-not-fitted" in [note["code"] for note in few["warnings"]]
+
+
+HUGE = ("--batch-size", 10**11)
+
+
+def test_training_that_no_memory_holds_is_not_replayed() -> None:
+    """It was drawn nevertheless: 830 GiB of rows."""
+    flags = ["recover", *sample("trained_m10"), *QUICK, *HUGE, "--method"]
+    found = call(*flags, "replay")
+    assert "replay-not-fitted" in found.codes
+    plain = call(*flags, "gls").document
+    assert found.document["counts"] == plain["counts"]
+    assert sum(plain["counts"]) == 10**12
+    assert plain["diagnostics"]["replays"] == 0
+    message = call(*flags, "replay", "--optimizer", "adam", "--lr", 0.001).refusal(4)
+    assert "can't be replayed" in message
+
+
+def test_a_client_that_can_be_replayed_before_one_that_cannot(tmp_path: Path) -> None:
+    """They share what makes up clients."""
+    small = SAMPLES / "trained_m10" / "client_0.safetensors"
+    about = {**metadata(small), "fl.batch_size": str(10**11)}
+    huge = write_safetensors(tmp_path / "huge.safetensors", tensors(small), about)
+    flags = ["--global", small.with_name("global.safetensors"), "--local", small, "--local", huge]
+    lines = call("recover", *flags, "--aux", AUX, *QUICK, "--method", "replay").lines
+    codes = [[warning["code"] for warning in line["warnings"]] for line in lines]
+    assert ["replay-not-fitted" in found for found in codes] == [False, True]
+
+
+def test_what_fits_is_told_by_the_outputs_of_one_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = SAMPLES / "trained_m10"
+    source = Auditor(folder / "global.safetensors", aux=AUX).source
+    steps = LocalTraining(2, 10_000, 0.1)
+    # LeNet-5's image has 784 numbers; its layers' outputs, activations and pools have more.
+    for most, fits in ((2**40, True), (4 * 784 * 10_000, False), (2**27, False), (2**32, True)):
+        monkeypatch.setattr("rlu_cli.audit.image_source.total_bytes", lambda *_, most=most: most)
+        assert math.isfinite(source.replay_cost(steps)) == fits
+        assert (source.replay(source.reference, steps, None) is not None) == fits
+    monkeypatch.setattr("rlu_cli.audit.image_source.total_bytes", lambda *_: 1)
+    assert not math.isfinite(source.replay_cost(LocalTraining(2, 8, 0.1)))
 
 
 def test_training_that_cannot_be_replayed_is_refused() -> None:

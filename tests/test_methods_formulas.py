@@ -10,7 +10,7 @@ from methods_cases import AUX, known_round, problem_of, proportions, random_head
 from scipy.optimize import linprog
 
 from rlu_cli.core.gradients import mean_gradient
-from rlu_cli.core.methods import METHODS
+from rlu_cli.core.methods import METHODS, greedy
 from rlu_cli.core.methods.greedy import greedy_counts
 from rlu_cli.core.methods.rlg import _separates
 from rlu_cli.core.moments import model_statistics
@@ -72,6 +72,36 @@ def test_greedy_counts(seed: int) -> None:
     for offset in (0.0, rng.normal(size=7)):
         found = greedy_counts(g, impact, 40, offset=offset)
         assert found.tolist() == greedy_literally(g, impact, 40, offset)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_greedy_counts_of_many_labels_are_the_same_at_once(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng = np.random.default_rng(seed)
+    g, offset = rng.normal(size=(2, 7))
+    for impact in (-rng.uniform(0.05, 0.2, size=7), -1e-5, -np.array([1e-3, 0.1, 0.1, 2.0, 1.0, 0.3, 0.0])):
+        monkeypatch.setattr(greedy, "_ONE_BY_ONE", 10**6)
+        literal = greedy_counts(g, impact, 20_000, offset=offset)
+        monkeypatch.setattr(greedy, "_ONE_BY_ONE", 100)
+        found = greedy_counts(g, impact, 20_000, offset=offset)
+        assert found.sum() == 20_000
+        assert np.abs(found - literal).max() <= 1  # values that differ by rounding errors
+
+
+def test_greedy_counts_do_not_take_longer_for_more_labels() -> None:
+    g = np.array([-0.5, 0.1, -0.2, 0.0])
+    total = 10**12
+    # All rise to one level: −0.5 + I n_0 = 0.1 + I n_1 = …, with Σ n_j the total.
+    assert greedy_counts(g, -1e-12, total).tolist() == [600_000_000_000, 0, 300_000_000_000, 100_000_000_000]
+    even = greedy_counts(g, -0.1, total)
+    assert even.sum() == total
+    np.testing.assert_allclose(even, total / 4, atol=10)
+    assert greedy_counts(g, np.array([-0.1, -0.1, 0.0, -0.1]), total).tolist() == [4, 0, total - 4, 0]
+    assert greedy_counts(np.zeros(3), 0.0, total).tolist() == [total, 0, 0]
+    tiny = greedy_counts(g, np.array([-0.1, -0.1, -1e-30, -0.1]), total)
+    assert tiny.sum() == total
+    np.testing.assert_allclose(tiny, [3, 0, total, 0], atol=2)
 
 
 def test_greedy_counts_by_hand() -> None:

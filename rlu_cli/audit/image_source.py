@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -22,6 +23,7 @@ from rlu_cli.audit.auxiliary import (
 )
 from rlu_cli.audit.dense_tail import DenseLayers, find_dense_layers
 from rlu_cli.audit.description import ModelDescription
+from rlu_cli.audit.memory import total_bytes
 from rlu_cli.audit.network import Network, build_network, choose_spec
 from rlu_cli.audit.options import AuxOptions, ModelOptions, RunOptions
 from rlu_cli.audit.probe import batch_that_matters, probe
@@ -34,8 +36,14 @@ from rlu_cli.files.checkpoint import Checkpoint
 from rlu_cli.files.hashing import sha256_tensors
 from rlu_cli.files.state_dict import strip_prefixes
 from rlu_cli.images import ImageCollection, ImageSet
-from rlu_cli.models import multiply_adds
+from rlu_cli.models import activation_bytes, multiply_adds
 from rlu_cli.simulation.vectors import Layout
+
+_ROW_BYTES = 16
+"""Of a sample in a replay, beside its pixels: it is dealt, and shuffled."""
+
+_FEW = 4096
+"""Images of a batch that nothing is asked about."""
 
 
 class ImageSource:
@@ -233,9 +241,10 @@ class ImageSource:
     ) -> Replay | None:
         """The client's training again on the auxiliary images.
 
-        None for schemes that remember where their constant gradient isn't known.
+        None for schemes that remember where their constant gradient isn't known, and where memory can't hold
+        it.
         """
-        if training.scheme in STATEFUL and constant is None:
+        if (training.scheme in STATEFUL and constant is None) or not self._fits(training):
             return None
         self._loaded = None
         return Replay(
@@ -254,6 +263,23 @@ class ImageSource:
             along=along,
             constant=None if constant is None else self._layout.split(torch.from_numpy(constant).float()),
         )
+
+    def _fits(self, training: LocalTraining) -> bool:
+        """Whether a replay may fit into memory: the rows that all steps see, and what one of them keeps.
+
+        Only what surely doesn't is left out, and by all that there is, so that no answer depends on what is
+        free.
+        """
+        if _ROW_BYTES * training.samples > total_bytes():
+            return False
+        batch = math.ceil(training.samples / training.steps)
+        return batch <= _FEW or batch * self._image_bytes <= total_bytes(self.run.device)
+
+    @cached_property
+    def _image_bytes(self) -> int:
+        """Of an image and its outputs, in a training step."""
+        black = self.network.black(self.run.device)
+        return black.nbytes + activation_bytes(self.network.model, black)
 
     def dense_layers(self) -> DenseLayers:
         """The global model's dense layers before the head, found in a pass over the images."""
@@ -288,6 +314,8 @@ class ImageSource:
 
     def replay_cost(self, training: LocalTraining) -> float:
         """Two for each multiplication; a training step takes three passes."""
+        if not self._fits(training):
+            return math.inf
         passed = len(self.auxiliary.images.labels) * len(replay_nodes(training)[0])
         return 2.0 * self._multiply_adds * (passed + 3 * training.samples)
 

@@ -1,4 +1,4 @@
-"""How much memory is free."""
+"""How much memory there is, and how much of it is free."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ import torch
 
 _UNKNOWN = 4 * 2**30
 """What is taken to be free where nothing says it."""
+
+_NO_MORE = 256 * 2**30
+"""What there is taken to be where nothing says it: what needs more is refused."""
 
 _MEMINFO, _CGROUP = Path("/proc/meminfo"), Path("/sys/fs/cgroup")
 
@@ -25,25 +28,34 @@ def free_bytes(device: str = "cpu") -> int:
     where = torch.device(device)
     if where.type == "cuda":
         return int(torch.cuda.mem_get_info(where)[0])
-    found = [free for free in (_available(), _left_in_container()) if free is not None]
-    return max(0, min(found, default=_UNKNOWN))
+    limit, used = _of_container("memory.max"), _of_container("memory.current")
+    left = None if limit is None or used is None else limit - used
+    return max(
+        0, min((free for free in (_meminfo("MemAvailable"), left) if free is not None), default=_UNKNOWN)
+    )
 
 
-def _available() -> int | None:
-    """What Linux can give without swapping."""
+def total_bytes(device: str = "cpu") -> int:
+    """Bytes that a device has, free or not: the same throughout a run."""
+    where = torch.device(device)
+    if where.type == "cuda":
+        return int(torch.cuda.mem_get_info(where)[1])
+    known = (_meminfo("MemTotal"), _of_container("memory.max"))
+    return min((most for most in known if most is not None), default=_NO_MORE)
+
+
+def _meminfo(name: str) -> int | None:
+    """What Linux says: MemAvailable is what it can give without swapping."""
     try:
         lines = _MEMINFO.read_text(encoding="ascii").splitlines()
-        return next(1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))
+        return next(1024 * int(line.split()[1]) for line in lines if line.startswith(f"{name}:"))
     except (OSError, ValueError, IndexError, StopIteration):
         return None
 
 
-def _left_in_container() -> int | None:
-    """What the control group's limit leaves, None without one."""
+def _of_container(name: str) -> int | None:
+    """The control group's limit or use, None without one."""
     try:
-        limit, used = (
-            int((_CGROUP / name).read_text(encoding="ascii")) for name in ("memory.max", "memory.current")
-        )
+        return int((_CGROUP / name).read_text(encoding="ascii"))
     except (OSError, ValueError):  # "max" too: no limit
         return None
-    return limit - used

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -180,6 +181,8 @@ class Observer:
     def _replayed_clients(self, reading: Reading) -> ReplayedClients | None:
         """What makes up clients from the global model on, None where training can't be replayed."""
         training, noise_std = reading.record.training, reading.record.noise_std
+        if math.isinf(self._source.replay_cost(training)):  # though another client's could be
+            return None
         effective = self._source.effective_batch(training.batch_size)
         key = (effective, noise_std if reading.clipping is None else reading.clipping)
         alone = training.scheme in STATEFUL

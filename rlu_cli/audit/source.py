@@ -75,7 +75,7 @@ class Source(Protocol):
         along: FloatArray | None = None,
         constant: FloatArray | None = None,
     ) -> Replay | None:
-        """A client's training again on auxiliary samples, None where there is no network to train.
+        """A client's training again on auxiliary samples, None where no network can be trained so.
 
         noise_std, along : see `Replay`
         constant : what the scheme adds to every gradient, as `parameters` orders them; schemes that remember

@@ -43,6 +43,9 @@ _AROUND = 1.5
 _DRAWS = 20
 """Updates drawn again, whose estimates scatter as this one's error does."""
 
+_MOST_DRAWN = 100_000
+"""Samples of a like update at most: a mean over more is hardly surer."""
+
 _STUDENT = 2.093
 """95 % point of Student's t, for a standard deviation from so many."""
 
@@ -332,7 +335,8 @@ class Views:
 
     def like_samples(self, log_scale: float, rng: np.random.Generator) -> Iterator[IntArray]:
         """Auxiliary samples with the labels found, twenty times."""
-        counts = round_to_total(self.best(log_scale), self.observation.training.samples)
+        drawn = min(self.observation.training.samples, _MOST_DRAWN)
+        counts = round_to_total(self.best(log_scale), drawn)
         labels = self.explanation.labels
         for _ in range(_DRAWS):
             taken = [
