@@ -443,6 +443,41 @@ def test_earlier_rates_are_the_files_own(tmp_path: Path) -> None:
     assert not case.exact(2, "ada")
 
 
+def faster(case: Case, number: int) -> None:
+    """Let ada train twice as fast in this round: a step's gradients and variates stay the same."""
+    own, reference = (case.folder(number) / f"{name}.safetensors" for name in ("ada", "global"))
+    after, before = (stack(head_of(read_checkpoint(path).tensors)) for path in (own, reference))
+    about = {**read_checkpoint(own).metadata, "fl.lr": str(2 * ETA)}
+    save(own, 2 * after - before, about)
+
+
+@pytest.mark.parametrize("said", ["global", "sidecar", "rate alone"])
+def test_earlier_rates_are_read_wherever_this_rounds_are(tmp_path: Path, said: str) -> None:
+    """Only the client's own file was asked, and else this round's rate taken without a word."""
+    case = federate(tmp_path, "scaffold", 10, server_controls=True)
+    faster(case, 2)
+    assert case.exact(2, "ada")
+    own, reference = (case.folder(1) / f"{name}.safetensors" for name in ("ada", "global"))
+    save(own, stack(head_of(read_checkpoint(own).tensors)))
+    assert not case.exact(2, "ada")  # nobody says that it was another
+    about = {"fl.round": "1", **annotations_of("scaffold", 10)}
+    if said == "global":
+        save(reference, stack(head_of(read_checkpoint(reference).tensors)), about)
+    else:
+        values = about if said == "sidecar" else {"lr": ETA}
+        (case.folder(1) / "round.json").write_text(json.dumps(values), encoding="utf-8")
+    assert case.exact(2, "ada")
+
+
+def test_the_rate_of_a_round_that_the_client_sat_out(tmp_path: Path) -> None:
+    """Scaffold's c hangs on it."""
+    case = federate(tmp_path, "scaffold", 2)
+    faster(case, 4)
+    assert not case.exact(4, "ada")
+    (case.folder(3) / "round.json").write_text(json.dumps({"lr": ETA}), encoding="utf-8")
+    assert case.exact(4, "ada")
+
+
 def test_stack_and_unstack() -> None:
     rng = np.random.default_rng(0)
     for head in (Head(rng.normal(size=(3, 2)), rng.normal(size=3)), Head(rng.normal(size=(3, 2)), None)):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -69,15 +69,19 @@ class History:
         """The same of a file."""
         return self.vector(self.read(path))
 
-    def of_local(self, path: Path, reference: Path) -> tuple[FloatArray, Checkpoint]:
-        """The same of a client's model, whose file may hold an update, and the file."""
+    def of_local(self, path: Path, reference: Path) -> tuple[FloatArray, Annotations]:
+        """The same of a client's model, whose file may hold an update, and what is written of its round."""
         local, base = self.read(path), self.read(reference)
-        kind = update_kind(
-            self.options.update, Annotations(local.metadata, base.metadata, read_sidecar(path))
-        )
+        annotations = Annotations(local.metadata, base.metadata, read_sidecar(path))
+        kind = update_kind(self.options.update, annotations)
         if self.parameters is None:
-            return stack(local_head(local, base, kind, self.head_name)), local
-        return self.vector(local if kind == "weights" else add_update(local, base)), local
+            return stack(local_head(local, base, kind, self.head_name)), annotations
+        return self.vector(local if kind == "weights" else add_update(local, base)), annotations
+
+    def of_absence(self, reference: Path) -> Annotations:
+        """What is written of a round that the client sat out."""
+        metadata = read_checkpoint(reference, key=self.key, key_optional=True).metadata
+        return Annotations({}, metadata, read_sidecar(reference))
 
 
 def find_rounds(sources: Sequence[Path], client: str, before: int | None) -> list[PastRound]:
@@ -156,10 +160,11 @@ def constant_gradient(
         after = next(models, now)
         if past.server_control is not None:
             control = history.of_file(past.server_control)
-        rate = total_rate
-        if past.local is not None:
-            local, checkpoint = history.of_local(past.local, past.reference)
-            rate = _past_rate(history.options, checkpoint, total_rate)
+        if past.local is None:
+            rate = _past_rate(history.options, history.of_absence(past.reference), annotations, total_rate)
+        else:
+            local, written = history.of_local(past.local, past.reference)
+            rate = _past_rate(history.options, written, annotations, total_rate)
             state = state.after_round(
                 local - before, global_update=after - before, server_control=control, total_rate=rate
             )
@@ -272,13 +277,16 @@ def _from_manifest(path: Path) -> list[PastRound]:
     return rounds
 
 
-def _past_rate(options: TrainingOptions, local: Checkpoint, default: float) -> float:
-    """Σ_τ η_τ of an earlier round: what its own annotations say, else this round's."""
-    try:
-        record = resolve_training(options, Annotations(local=local.metadata))
-    except MismatchError:
-        return default
-    return float(step_rates(record.training).sum())
+def _past_rate(options: TrainingOptions, written: Annotations, now: Annotations, default: float) -> float:
+    """Σ_τ η_τ of an earlier round: what is written of it, filled from this one if need be, else its."""
+    this_round = {**now.sidecar, **now.reference, **now.local}
+    for filled in (written, replace(written, config=this_round)):
+        try:
+            record = resolve_training(options, filled)
+        except MismatchError:
+            continue
+        return float(step_rates(record.training).sum())
+    return default
 
 
 def _gaps(rounds: Sequence[PastRound], current: int | None) -> list[Note]:
