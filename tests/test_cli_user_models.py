@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -272,3 +273,62 @@ def test_code_named_by_a_file_is_never_run(
     assert "--arch" in message
     assert not marker.exists()
     assert "payload_of_metadata" not in sys.modules
+
+
+SMALL = """
+from torch import nn
+
+
+def net(classes=10):
+    middle = nn.Linear(784, 8)
+    return nn.Sequential(nn.Flatten(), middle, nn.ReLU(), nn.Linear(8, classes, bias=False))
+
+
+def one():
+    return net(1)
+"""
+
+
+def small_round(folder: Path, name: str, *, dead: bool) -> list[object]:
+    """Flags of a model whose output layer has no bias, and a client that moved it at random."""
+    code = folder / "small.py"
+    code.write_text(SMALL, encoding="utf-8")
+    torch.manual_seed(0)
+    model = build_model(parse_spec(f"{code}:{name}"), allow_user_code=True)
+    state = {key: value.clone() for key, value in model.state_dict().items()}
+    if dead:
+        state["1.weight"], state["1.bias"] = torch.zeros(8, 784), torch.full((8,), -1.0)
+    moved = {**state, "3.weight": state["3.weight"] + 1e-3 * torch.randn_like(state["3.weight"])}
+    files = [
+        write_safetensors(folder / "g.safetensors", state),
+        write_safetensors(folder / "k.safetensors", moved),
+    ]
+    return ["--global", files[0], "--local", files[1], "--arch", f"{code}:{name}", "--normalize", "none"]
+
+
+def test_a_last_layer_that_is_dead_says_nothing_but_is_no_fault(tmp_path: Path) -> None:
+    """All embeddings are 0, so that no direction of theirs stands for the missing bias."""
+    flags = small_round(tmp_path, "net", dead=True)
+    stats = tmp_path / "stats.safetensors"
+    about = [*flags[:2], *flags[4:], "--aux", AUX, *QUICK]
+    logits = call("estimate-logits", *about, "-o", stats).document
+    np.testing.assert_allclose([row["own_confidence"] for row in logits["classes"]], 0.1)
+    training = ["--lr", 0.1, "--batch-size", 16, "--steps", 1]
+    for source in (["--aux", AUX, *QUICK], ["--stats", stats]):
+        where = flags if source[0] == "--aux" else flags[:4]
+        document = call("recover", *where, *source, *training).document
+        assert sum(document["counts"]) == 16
+        assert document["reliability"]["grade"] == "poor"
+        refused = call("recover", *where, *source, *training, "--method", "gls").refusal(4)
+        assert "expected an output layer with a bias" in refused
+    unknown = ["--lr", "auto", *training[2:], "--aux", AUX, *QUICK]
+    assert "say --lr RATE" in call("recover", *flags, *unknown).refusal(4)
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+def test_a_model_of_one_class_is_refused(tmp_path: Path, steps: int) -> None:
+    flags = small_round(tmp_path, "one", dead=False)
+    training = ["--lr", 0.1, "--batch-size", 16, "--steps", steps]
+    shutil.copytree(AUX / "bag", tmp_path / "aux" / "bag")
+    message = call("recover", *flags, "--aux", tmp_path / "aux", *QUICK, *training).refusal(4)
+    assert "at least two classes, found 1" in message

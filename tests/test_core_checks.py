@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlu_cli.core.checks import check_heads, check_moved, check_range, check_sign, check_update
-from rlu_cli.core.recover import head_update
+from rlu_cli.core.recover import head_update, recover_labels
 from rlu_cli.core.types import Head, HeadUpdate, LocalTraining
 from rlu_cli.errors import MismatchError
 
@@ -33,6 +33,16 @@ def test_update_is_the_difference() -> None:
 def test_heads_of_other_shapes_are_refused(local: Head) -> None:
     with pytest.raises(MismatchError, match="different networks"):
         head_update(local, GLOBAL)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_one_class_is_refused(bias: bool) -> None:
+    local, reference = (random_head(RNG, 1, 3, bias=bias) for _ in range(2))
+    with pytest.raises(MismatchError, match="at least two classes, found 1"):
+        head_update(local, reference)
+    observation, _ = scripted_observation(LocalTraining(1, 32, 0.1), bias=bias)
+    with pytest.raises(MismatchError, match="at least two classes, found 1"):
+        recover_labels(replace(observation, head=reference))
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])

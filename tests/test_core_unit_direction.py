@@ -25,6 +25,12 @@ def embeddings(seed: int, M: int, L: int, *, spread: float = 0.3) -> FloatArray:
     return np.asarray(E @ turned)
 
 
+def found_direction(E: FloatArray) -> UnitDirection:
+    found = unit_direction(E)
+    assert found is not None
+    return found
+
+
 def literal(E: FloatArray, ridge: float) -> float:
     """The leave-one-out error, each sample left out in turn."""
     errors = []
@@ -40,7 +46,7 @@ def test_error_is_the_least_of_those_left_out(M: int, L: int) -> None:
     E = embeddings(0, M, L)
     largest = np.linalg.eigvalsh(E.T @ E)[-1]
     errors = {ridge: literal(E, ridge) for ridge in module._RIDGES[8:] * largest}  # solvable literally
-    found = unit_direction(E)
+    found = found_direction(E)
     assert found.error == pytest.approx(min(errors.values()), rel=1e-3)
     best = min(errors, key=lambda ridge: errors[ridge])
     expected = np.linalg.solve(E.T @ E + best * np.eye(L), E.sum(axis=0))
@@ -52,7 +58,7 @@ def test_a_length_that_all_share_is_found(M: int, L: int) -> None:
     rng = np.random.default_rng(1)
     E = rng.normal(size=(M, L))
     E[:, -1] = 1.0 - E[:, :-1].sum(axis=1) if M > L else 1.0  # 1 along (1, …, 1), or the last axis
-    found = unit_direction(E)
+    found = found_direction(E)
     np.testing.assert_allclose(E @ found.direction, 1.0, atol=1e-4 if M > L else 0.5)
     if M > L:
         assert found.error < 1e-4
@@ -61,14 +67,14 @@ def test_a_length_that_all_share_is_found(M: int, L: int) -> None:
 @given(seed=st.integers(0, 1000), scale=st.floats(1e-3, 1e3))
 def test_units_dont_matter(seed: int, scale: float) -> None:
     E = embeddings(seed, 30, 5)
-    plain, scaled = unit_direction(E), unit_direction(scale * E)
+    plain, scaled = found_direction(E), found_direction(scale * E)
     assert scaled.error == pytest.approx(plain.error, rel=1e-6)
     np.testing.assert_allclose(scale * scaled.direction, plain.direction, rtol=1e-5, atol=1e-8)
 
 
 def test_the_error_is_that_of_new_samples() -> None:
     everything = embeddings(2, 4000, 10, spread=0.2)
-    found = unit_direction(everything[:100])
+    found = found_direction(everything[:100])
     fresh = np.sqrt(np.mean(np.square(everything[100:] @ found.direction - 1.0)))
     assert found.error == pytest.approx(fresh, rel=0.15)
 
@@ -76,16 +82,16 @@ def test_the_error_is_that_of_new_samples() -> None:
 def test_many_samples_are_thinned(monkeypatch: pytest.MonkeyPatch) -> None:
     E = embeddings(3, 1001, 5)
     monkeypatch.setattr(module, "_ROWS", 100)
-    thinned = unit_direction(E)
+    thinned = found_direction(E)
     monkeypatch.undo()
-    np.testing.assert_array_equal(thinned.direction, unit_direction(E[::11]).direction)
+    np.testing.assert_array_equal(thinned.direction, found_direction(E[::11]).direction)
 
 
 def test_embeddings_without_such_a_direction_stand_for_nothing() -> None:
     observation, _ = scripted_observation(LocalTraining(1, 32, 0.1), bias=False)
     centred = np.random.default_rng(4).normal(size=(200, 6))
     for E, stands in ((centred, False), (embeddings(4, 200, 6, spread=0.05), True)):
-        start = replace(observation.start, unit=unit_direction(E))
+        start = replace(observation.start, unit=found_direction(E))
         assert stands_for_bias(observation.head, start, 0.0) == stands
         assert not stands_for_bias(observation.head, start, 1e-6)
     assert not stands_for_bias(observation.head, replace(observation.start, unit=None), 0.0)
@@ -108,3 +114,11 @@ def test_the_update_is_read_along_it(steps: int) -> None:
     plain = normalised_update(observation)
     np.testing.assert_array_equal(normalised_update(replace(known, noise_std=1e-9)), plain)
     assert not np.allclose(plain, expected)
+
+
+@pytest.mark.parametrize(("M", "L"), [(40, 6), (12, 30)], ids=["tall", "wide"])
+def test_dead_embeddings_have_no_such_direction(M: int, L: int) -> None:
+    assert unit_direction(np.zeros((M, L))) is None
+    one = np.zeros((M, L))
+    one[0, 0] = 2.0  # a single sample that isn't dead says nothing of the others
+    assert found_direction(one).error == pytest.approx(1.0)

@@ -47,6 +47,21 @@ _MATCH_FLOOR = 0.9
 """Embedding match below which something about the model is probably wrong."""
 
 
+def check_classes(num_classes: int) -> None:
+    """Refuse models of one class: their updates are the same whatever the labels.
+
+    Raises
+    ------
+    MismatchError
+    """
+    if num_classes < 2:
+        raise MismatchError(
+            f"expected an output layer of at least two classes, found {num_classes}: there is nothing to "
+            "tell apart (a sigmoid's two classes need an output each); use a model with an output for each "
+            "class, or name its output layer with --head"
+        )
+
+
 def check_heads(local: Head, reference: Head) -> None:
     """Refuse heads that don't belong to the same network, or hold values that aren't numbers.
 
@@ -59,6 +74,7 @@ def check_heads(local: Head, reference: Head) -> None:
             f"expected global and local heads of equal shape, found {_shape(reference)} and {_shape(local)}: "
             "the two checkpoints are of different networks"
         )
+    check_classes(len(reference.weight))
     for name, head in (("global", reference), ("local", local)):
         for values in (head.weight, head.bias):
             if values is not None and not np.all(np.abs(values) <= _LARGEST):

@@ -15,6 +15,7 @@ from rlu_cli.core.rounding import round_to_total
 from rlu_cli.core.schemes import batch_variance, pace, step_rates
 from rlu_cli.core.simplex import SimplexSolver, simplex_least_squares
 from rlu_cli.core.types import Activations, FloatArray, HeadUpdate, IntArray, LocalTraining, Observation
+from rlu_cli.errors import MismatchError
 
 FEWEST = 10
 """Auxiliary samples of every class that are asked for."""
@@ -213,6 +214,11 @@ def _range(observation: Observation) -> tuple[float, float]:
     """Scales between which c must be: |u_j| ≤ 1, and no step may diverge."""
     training = observation.training
     least = least_scale(observation)
+    if least == 0.0:  # a dead layer before a head without bias, say
+        raise MismatchError(
+            "expected an update that tells its learning rate, found nothing that moved the bias, or what "
+            "stands for it: say --lr RATE"
+        )
     pull = (training.prox + training.weight_decay) * float(step_rates(training).max())
     highest = min(LARGEST * least, 1.9 / pull if pull > 0 else np.inf)
     return min(least, highest / 2), highest

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from rlu_cli.core.checks import (
+    check_classes,
     check_embedding,
     check_heads,
     check_misfit,
@@ -270,6 +271,7 @@ def _check_bias(observation: Observation, method: Method) -> None:
 
 def _check_shapes(observation: Observation) -> None:
     N, L = observation.head.num_classes, observation.head.embedding_size
+    check_classes(N)
     for name, statistics in (("global", observation.start), ("local", observation.end)):
         if statistics is None:
             continue

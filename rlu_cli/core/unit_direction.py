@@ -32,7 +32,7 @@ class UnitDirection:
     error: float
 
 
-def unit_direction(embeddings: NDArray[np.floating]) -> UnitDirection:
+def unit_direction(embeddings: NDArray[np.floating]) -> UnitDirection | None:
     """The direction of the embedding along which all samples have the same length.
 
         v = argmin_v Σ_i (e_i·v − 1)² + λ ‖v‖²
@@ -41,6 +41,8 @@ def unit_direction(embeddings: NDArray[np.floating]) -> UnitDirection:
     e·v is 1. λ is the one with the least leave-one-out error,
 
         ε² = (1/M) Σ_i ((e_i·v − 1)/(1 − h_i))²,     h = diag E (EᵀE + λI)⁻¹ Eᵀ
+
+    None where all embeddings are 0 (a dead last layer): they have no length along any direction.
 
     Parameters
     ----------
@@ -52,6 +54,8 @@ def unit_direction(embeddings: NDArray[np.floating]) -> UnitDirection:
     wide = E.shape[1] > len(E)
     values, vectors = np.linalg.eigh(E @ E.T if wide else E.T @ E)
     kept = values > max(E.shape) * np.finfo(float).eps * values[-1]
+    if not kept.any():
+        return None
     values, vectors = values[kept], vectors[:, kept]
     # E = U √values Vᵀ, whichever of U and V is known
     U = vectors if wide else E @ vectors / np.sqrt(values)
