@@ -27,6 +27,20 @@ def test_a_trained_model_of_several_steps_is_told_by_replays() -> None:
     assert 0.003 < document["training"]["lr"] < 0.03
 
 
+@pytest.mark.parametrize(("steps", "error"), [(1, 0.05), (3, 0.15)])
+def test_adams_rate_is_told_by_replays(tmp_path: Path, steps: int, error: float) -> None:
+    """As one of SGD, which its likelihood took it for, it came out hundreds of times too large."""
+    archive = tmp_path / "a"
+    made = ["--data", "digits", "--normalize", "half", "--clients", 2, "--alpha", 1, "--aux-per-class", 20]
+    trained = ["--optimizer", "adam", "--lr", 0.001, "--batch-size", 32, "--steps", steps, "--seed", 3]
+    assert call("simulate", "-o", archive, *made, *trained).code == 0
+    files = [archive / "round_0001" / f"{name}.safetensors" for name in ("global", "client_0000")]
+    flags = ["--global", files[0], "--local", files[1], *QUICK, "--method", "surrogate", "--lr", "auto"]
+    document = call("recover", *flags, "--aux", archive / "aux").document
+    assert document["training"]["lr"] == pytest.approx(0.001, rel=error)
+    assert document["training"]["sources"]["lr"] == "estimated"
+
+
 def test_counts_are_those_of_the_rate_found() -> None:
     flags = ("recover", *sample("trained_m1"), *QUICK, "--method", "gls")
     found = call(*flags, "--lr", "auto").document

@@ -4,17 +4,27 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
+
 from rlu_cli.audit.replay import Replay
 from rlu_cli.core.gradients import normalised_update
 from rlu_cli.core.learning_rate import estimate_learning_rate, rate_by_distance, rate_by_samples
 from rlu_cli.core.misfit import motion
 from rlu_cli.core.path import solve_on_path
 from rlu_cli.core.rate_likelihood import LearningRate, least_scale, scaled, stands_still
-from rlu_cli.core.types import Activations, LocalTraining, Note, Observation
+from rlu_cli.core.recover import recover_labels
+from rlu_cli.core.types import Activations, FloatArray, LocalTraining, Note, Observation
 from rlu_cli.errors import MismatchError
 
 _UNCERTAIN, _UNKNOWN = 4.0, 10.0
 """Upper over lower end of the interval: beyond, the counts are unreliable; and beyond, there are none."""
+
+
+_ADAM_ROUNDS = 3
+"""Of labels and rate, in turn."""
+
+_ADAM_STEP = 10.0
+"""How many times its rate a step of Adam may move the bias, and as much room as SGD's least scale has."""
 
 
 def with_estimated_rate(
@@ -23,7 +33,8 @@ def with_estimated_rate(
     """The client's training with the rates found, and a warning that says how well they are known.
 
     One step whose samples can be told apart is told by each of them; others, and several that hardly moved an
-    untrained model, by the update's likelihood; the rest by how far replayed training gets.
+    untrained model, by the update's likelihood; the rest, and all of Adam's, by how far replayed training
+    gets.
 
     Parameters
     ----------
@@ -37,8 +48,11 @@ def with_estimated_rate(
         The rate can't be told.
     """
     moved = motion(observation.start, observation.end) or 0.0
-    found = rate_by_samples(observation)
-    if found is None and stands_still(observation, moved):
+    adam = observation.training.optimizer != "sgd"  # whose updates aren't linear in the gradients
+    found = None if adam else rate_by_samples(observation)
+    if adam:
+        found = None if replay is None else _by_adams_replays(observation, replay)
+    elif found is None and stands_still(observation, moved):
         found = estimate_learning_rate(observation, start, end)
     elif found is None and replay is not None:
         found = _by_replays(observation, replay)
@@ -47,7 +61,8 @@ def with_estimated_rate(
         known = "nothing" if found is None else f"an interval of a factor of {found.spread:.0f}"
         raise MismatchError(
             f"expected an update that tells its learning rate, found {known}: training of several steps "
-            "moved the model, and can't be replayed, or noise or too few samples hide it; say --lr RATE"
+            "moved the model, or was Adam's, and can't be replayed, or noise or too few samples hide it; say "
+            "--lr RATE"
         )
     training = scaled(observation.training, found.scale)
     rate = training.lr if isinstance(training.lr, float) else training.lr[0]
@@ -69,3 +84,37 @@ def _by_replays(observation: Observation, replay: Replay) -> LearningRate | None
         return None
     travelled, error = known
     return rate_by_distance(distance, travelled, least=least_scale(observation), error=error)
+
+
+def _by_adams_replays(observation: Observation, replay: Replay) -> LearningRate | None:
+    """The same for Adam, whose update gives no labels by its size, nor its size by the labels.
+
+    One step goes equally far whatever the labels. Of several, evenly mixed ones tell the rate roughly, which
+    is enough for `surrogate` to find the labels, and with these it is told better.
+    """
+    known = replay.travelled_without_noise(observation.noise_std)
+    several = observation.training.steps > 1
+    if known is None or (several and observation.head.bias is None):  # which `surrogate` needs
+        return None
+    travelled, error = known
+    N = observation.head.num_classes
+    z, found = np.full(N, 1.0 / N), None
+    for again in range(_ADAM_ROUNDS if several else 1):
+        if found is not None:
+            changed = scaled(observation.training, found.scale)
+            seen = replace(
+                observation,
+                training=changed,
+                residuals=None,
+                replayed_update=replace(replay, training=changed).update,
+            )
+            z = recover_labels(seen, method="surrogate").estimate / changed.samples
+        elif again:
+            return None
+
+        def distance(scale: float, draw: int, z: FloatArray = z) -> float:
+            return replace(replay, training=scaled(observation.training, scale)).distance(z, draw)
+
+        least = least_scale(observation) / _ADAM_STEP
+        found = rate_by_distance(distance, travelled, least=least, error=error)
+    return found

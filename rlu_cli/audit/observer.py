@@ -109,7 +109,7 @@ class Observer:
         opened, record = reading.opened, reading.record
         training = record.training
         needs_end = any(method.needs_end(training) for method in methods) or (
-            record.lr_unknown and training.steps > 1
+            record.lr_unknown and (training.steps > 1 or training.optimizer != "sgd")
         )
         model = opened.weights() if needs_end else opened.stored
         end = self._measured.end(model, training.batch_size) if needs_end else None
