@@ -20,8 +20,8 @@ _UNCERTAIN, _UNKNOWN = 4.0, 10.0
 """Upper over lower end of the interval: beyond, the counts are unreliable; and beyond, there are none."""
 
 
-_ADAM_ROUNDS = 3
-"""Of labels and rate, in turn."""
+_ADAM_ROUNDS = 2
+"""Of labels and then the rate, after a first one."""
 
 _ADAM_STEP = 10.0
 """How many times its rate a step of Adam may move the bias, and as much room as SGD's least scale has."""
@@ -97,24 +97,21 @@ def _by_adams_replays(observation: Observation, replay: Replay) -> LearningRate 
     if known is None or (several and observation.head.bias is None):  # which `surrogate` needs
         return None
     travelled, error = known
-    N = observation.head.num_classes
-    z, found = np.full(N, 1.0 / N), None
-    for again in range(_ADAM_ROUNDS if several else 1):
-        if found is not None:
-            changed = scaled(observation.training, found.scale)
-            seen = replace(
-                observation,
-                training=changed,
-                residuals=None,
-                replayed_update=replace(replay, training=changed).update,
-            )
-            z = recover_labels(seen, method="surrogate").estimate / changed.samples
-        elif again:
-            return None
+    least = least_scale(observation) / _ADAM_STEP
 
-        def distance(scale: float, draw: int, z: FloatArray = z) -> float:
+    def rate_with(z: FloatArray) -> LearningRate | None:
+        def distance(scale: float, draw: int) -> float:
             return replace(replay, training=scaled(observation.training, scale)).distance(z, draw)
 
-        least = least_scale(observation) / _ADAM_STEP
-        found = rate_by_distance(distance, travelled, least=least, error=error)
+        return rate_by_distance(distance, travelled, least=least, error=error)
+
+    N = observation.head.num_classes
+    found = rate_with(np.full(N, 1.0 / N))
+    for _ in range(_ADAM_ROUNDS if several else 0):
+        if found is None:
+            break
+        training = scaled(observation.training, found.scale)
+        again = replace(replay, training=training).update
+        seen = replace(observation, training=training, residuals=None, replayed_update=again)
+        found = rate_with(recover_labels(seen, method="surrogate").estimate / training.samples)
     return found
