@@ -20,6 +20,10 @@ _RIDGES = (1e-3, 1e-2, 1e-1, 1.0)
 _FARTHEST = 5.0
 """Standard deviations of left-out clients' errors that a size may be off."""
 
+_OUTSIDE = 40.0
+"""Over the number of replays: by how much farther from its nearest one a client may be than they are, whose
+spread is measured on themselves."""
+
 _LEAST = 0.05
 """The least that standard deviation counts for, in logarithms."""
 
@@ -84,10 +88,10 @@ class SizeModel:
                     best, self._weights, self._reach = deviation, weights, reach
         self._deviation = best
         np.fill_diagonal(distances, np.inf)
-        self._farthest = float(distances.min(axis=1).max())
+        self._farthest = (1 + _OUTSIDE / len(sizes)) * float(distances.min(axis=1).max())
 
     def __call__(self, features: FloatArray, size: float) -> RelativeSize | None:
-        """Of one client; None where no replayed one is as near as each of those has another.
+        """Of one client; None where no replayed one is about as near as each of those has another.
 
         So it is where a client's labels are as the model guesses: little is left of its gradients but chance.
 
