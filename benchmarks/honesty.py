@@ -127,7 +127,7 @@ def draw(drawn: np.random.Generator, norm: float) -> Case:
 
     making: dict[str, Callable[[], Defence]] = {
         "clip": lambda: Defence(clip=norm * between(0.1, 1.5)),
-        "noise": lambda: Defence(noise_std=between(1e-5, 1e-2)),
+        "noise_std": lambda: Defence(noise_std=between(1e-5, 1e-2)),
         "top_k": lambda: Defence(top_k=between(0.01, 0.5)),
         "quantize": lambda: Defence(quantize=int(drawn.integers(3, 9))),
     }
@@ -135,7 +135,7 @@ def draw(drawn: np.random.Generator, norm: float) -> Case:
     for name in drawn.choice(list(making), drawn.choice(3, p=(0.4, 0.4, 0.2)), replace=False):
         changed = {name: getattr(making[name](), name)}
         defence = replace(defence, **changed)
-        if name in ("clip", "noise") and drawn.random() < 0.5:
+        if name in ("clip", "noise_std") and drawn.random() < 0.5:
             said = replace(said, **changed)
     stored = str(drawn.choice(list(STORED), p=list(STORED.values())))
     rate = list(RATES)[int(drawn.choice(len(RATES), p=list(RATES.values())))]
