@@ -1,6 +1,6 @@
 """Whether grades and bounds can be trusted where archives are not as they are said to be.
 
-    python benchmarks/honesty.py --seeds 2 --first-seed 90      (about an hour on one core)
+    python benchmarks/honesty.py --seeds 1 --first-seed 90      (about 15 minutes on one core)
 
 Real training: LeNet-5, Fashion-MNIST, Dirichlet 0.5, batch 32, lr 0.01, 100 auxiliary images a class; rounds
 of seven kinds and five clients of each. What each client does to its update, what the auditor is told of it,
