@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from rlu_cli.audit.logits_file import read_logits
+from rlu_cli.core.types import FloatArray, IntArray
 from rlu_cli.errors import FileError, MismatchError
 from rlu_cli.files.hashing import sha256_file
 from rlu_cli.files.positional import layers_by_position
@@ -180,13 +181,19 @@ def test_logits_alone(files: dict[str, Path], tmp_path: Path) -> None:
     assert recover(bare, "untrained_m1", "-v").err.count("unknown") == 1  # the table lives with it
 
 
-def test_a_head_without_bias(files: dict[str, Path], tmp_path: Path) -> None:
+def unbiased(size: float) -> tuple[FloatArray, FloatArray, FloatArray, IntArray]:
+    """A head without bias before and after an update of this size, and embeddings with labels."""
     rng = np.random.default_rng(0)
     W = 0.1 * rng.normal(size=(10, 20))
     labels = np.repeat(np.arange(10), 30)
     embeddings = np.abs(rng.normal(size=(300, 20))) + 0.2
     update = rng.normal(size=10)
-    moved = W + 1e-3 * np.outer(update - update.mean(), embeddings.mean(axis=0))
+    moved = W + size * np.outer(update - update.mean(), embeddings.mean(axis=0))
+    return W, moved, embeddings, labels
+
+
+def test_a_head_without_bias(files: dict[str, Path], tmp_path: Path) -> None:
+    W, moved, embeddings, labels = unbiased(1e-3)
     for name, weight in (("g", W), ("k", moved)):
         write_safetensors(tmp_path / f"{name}.safetensors", {"top.weight": torch.from_numpy(weight)})
     flags = ["--global", tmp_path / "g.safetensors", "--local", tmp_path / "k.safetensors", *QUICK]
@@ -199,14 +206,9 @@ def test_a_head_without_bias(files: dict[str, Path], tmp_path: Path) -> None:
 
 def test_without_bias_a_local_models_cache_entry_is_not_the_global_ones(tmp_path: Path) -> None:
     """It lacks the direction that stands for the bias: as the next round's global model it changed counts."""
-    rng = np.random.default_rng(0)
-    W = 0.1 * rng.normal(size=(10, 20))
-    labels = np.repeat(np.arange(10), 30)
-    embeddings = np.abs(rng.normal(size=(300, 20))) + 0.2
-    update = rng.normal(size=10)
-    W_moved = W + 1e-2 * np.outer(update - update.mean(), embeddings.mean(axis=0))
+    W, moved, embeddings, labels = unbiased(1e-2)
     models, known = [], []
-    for name, weight in (("g", W), ("k", W_moved)):
+    for name, weight in (("g", W), ("k", moved)):
         model = tmp_path / f"{name}.safetensors"
         models.append(write_safetensors(model, {"top.weight": torch.from_numpy(weight)}))
         logits = embeddings @ weight.T

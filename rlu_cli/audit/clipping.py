@@ -118,9 +118,11 @@ def told_clipping(
     norm = update_norm(sent.opened.weights(), reference)
     if not norm.reaches(clip, noise_std):
         return sent, None
-    if not norm.exceeds(clip, noise_std) or coarsening(sent.observation(start)).quantised:
-        return sent, norm.without(noise_std)
-    if not norm.exceeds(clip, with_seen_noise(sent, start, sized=False).record.noise_std):
+    if (
+        not norm.exceeds(clip, noise_std)
+        or coarsening(sent.observation(start)).quantised
+        or not norm.exceeds(clip, with_seen_noise(sent, start, sized=False).record.noise_std)
+    ):
         return sent, norm.without(noise_std)
     note = Note(
         "clip-exceeded",

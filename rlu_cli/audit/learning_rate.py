@@ -48,14 +48,12 @@ def with_estimated_rate(
         The rate can't be told.
     """
     moved = motion(observation.start, observation.end) or 0.0
-    adam = observation.training.optimizer != "sgd"  # whose updates aren't linear in the gradients
-    found = None if adam else rate_by_samples(observation)
-    if adam:
-        found = None if replay is None else _by_adams_replays(observation, replay)
-    elif found is None and stands_still(observation, moved):
+    linear = observation.training.optimizer == "sgd"  # in the gradients, as Adam's updates aren't
+    found = rate_by_samples(observation) if linear else None
+    if found is None and linear and stands_still(observation, moved):
         found = estimate_learning_rate(observation, start, end)
     elif found is None and replay is not None:
-        found = _by_replays(observation, replay)
+        found = (_by_replays if linear else _by_adams_replays)(observation, replay)
     found = None if found is None else found.widened(moved)
     if found is None or found.spread > _UNKNOWN:
         known = "nothing" if found is None else f"an interval of a factor of {found.spread:.0f}"

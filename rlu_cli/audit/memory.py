@@ -30,9 +30,8 @@ def free_bytes(device: str = "cpu") -> int:
         return int(torch.cuda.mem_get_info(where)[0])
     limit, used = _of_container("memory.max"), _of_container("memory.current")
     left = None if limit is None or used is None else limit - used
-    return max(
-        0, min((free for free in (_meminfo("MemAvailable"), left) if free is not None), default=_UNKNOWN)
-    )
+    known = (_meminfo("MemAvailable"), left)
+    return max(0, min((free for free in known if free is not None), default=_UNKNOWN))
 
 
 def total_bytes(device: str = "cpu") -> int:

@@ -207,8 +207,8 @@ class Observer:
         record = reading.record
         training = record.training
         single = training.steps == 1 and training.optimizer == "sgd"
-        coarse = record.noise_std > 0 or reading.opened.rounding > 0
-        if not single or coarse or not self._measured.has_samples:
+        inexact = record.noise_std > 0 or reading.opened.rounding > 0
+        if not single or inexact or not self._measured.has_samples:
             return None
         constants = None
         if training.scheme in STATEFUL:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from rlu_cli.core.moments import logit_moments, softmax
 from rlu_cli.core.types import Activations, FloatArray, IntArray, LogitMoments
 
-FEWEST_SAMPLES = 10
+_FEWEST_SAMPLES = 10
 """Auxiliary samples a class on average below which the covariances say too little."""
 
 MOST_CLASSES = 200
@@ -57,7 +57,7 @@ class ResidualPath:
 
 def too_few(counts: IntArray) -> bool:
     """Whether auxiliary samples say too little of how single ones differ: few of a class, or many classes."""
-    return bool(counts.sum() < FEWEST_SAMPLES * len(counts)) or len(counts) > MOST_CLASSES
+    return bool(counts.sum() < _FEWEST_SAMPLES * len(counts)) or len(counts) > MOST_CLASSES
 
 
 def residuals(logits: NDArray[np.floating], labels: IntArray) -> FloatArray:
