@@ -18,11 +18,7 @@ _WIDTHS = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
 _RIDGES = (1e-3, 1e-2, 1e-1, 1.0)
 
 _FARTHEST = 5.0
-"""Standard deviations of left-out clients' errors that a size may be off."""
-
-_OUTSIDE = 40.0
-"""Over the number of replays: by how much farther from its nearest one a client may be than they are, whose
-spread is measured on themselves."""
+"""Standard deviations that a size may be off."""
 
 _LEAST = 0.05
 """The least that standard deviation counts for, in logarithms."""
@@ -37,32 +33,38 @@ class RelativeSize:
     """The size of an update over that of replayed ones that point as it does.
 
     logarithm : of the factor
-    deviation : standard deviation of the logarithm among replayed clients
+    deviation : standard deviation of the logarithm among replayed clients that point as near
     damage : `Coarsening.error`, of which replayed clients have none
+    repeats : logarithm of how much more of replayed updates may be chance, as their samples come again
     """
 
     logarithm: float
     deviation: float
     damage: float = 0.0
+    repeats: float = 0.0
 
     @property
     def is_right(self) -> bool:
         """Whether it is one that replayed clients have."""
-        return abs(self.logarithm) <= _FARTHEST * max(self.deviation, _LEAST) + _COARSE * self.damage
+        room = _FARTHEST * max(self.deviation, _LEAST) + _COARSE * self.damage
+        return -room - self.repeats <= self.logarithm <= room
 
 
 class SizeModel:
     """The size of ∇W as a function of where it points, learnt from replayed clients.
 
-        log ‖∇W‖ ≈ c + Σ_i α_i exp(−‖d − d_i‖²/(2 w²)),    d = x/‖x‖,  α = (K + λ I)⁻¹ (log ‖∇W‖ − c)
+        log ‖∇W‖ ~ Normal(c + kᵀ A⁻¹ (y − c), s² (1 + λ − kᵀ A⁻¹ k)),    A = K + λ I
 
-    with x what is looked at of a client's weight update (`WEIGHT_FEATURES`), which scales with it. What a
-    class mix makes of an update's direction hangs together with what it makes of its size. So one that was
-    clipped, or made at another rate or by more steps than was told, is too small or too large for where it
-    points, whatever the mix. So is one of samples that the global model knows by heart. w and λ are those of
-    the least error on clients left out.
+    a Gaussian process: y holds the replayed clients' logarithms and c their mean, K and k the kernel
+    exp(−‖d − d'‖²/(2 w²)) among them and with the client, d = x/‖x‖, x what is looked at of a weight update
+    (`WEIGHT_FEATURES`), which scales with it. What a class mix makes of an update's direction hangs together
+    with what it makes of its size. So one that was clipped, or made at another rate or by more steps than
+    was told, is too small or too large for where it points, whatever the mix. So is one of samples that the
+    global model knows by heart. Where a client's labels are as the model guesses, little is left of its
+    gradients but chance, which points like no other client's: the variance says how little is known there.
+    w, λ and s are those under which clients left out are likeliest.
 
-    Source: kernel ridge regression, left-out errors by the inverse.
+    Source: Rasmussen & Williams 2006, (2.25), (2.26) and, for clients left out, (5.10) to (5.12).
     """
 
     def __init__(self, replays: Replays) -> None:
@@ -82,18 +84,15 @@ class SizeModel:
             for ridge in _RIDGES:
                 shrunk = vectors / (np.maximum(values, 0.0) + ridge)
                 weights = shrunk @ (vectors.T @ (sizes - self._offset))
-                errors = weights / np.einsum("ij,ij->i", shrunk, vectors)
-                deviation = float(np.sqrt(np.mean(errors**2)))
-                if deviation < best:
-                    best, self._weights, self._reach = deviation, weights, reach
-        self._deviation = best
-        np.fill_diagonal(distances, np.inf)
-        self._farthest = (1 + _OUTSIDE / len(sizes)) * float(distances.min(axis=1).max())
+                own = np.einsum("ij,ij->i", shrunk, vectors)
+                variance = max(float(np.mean(weights**2 / own)), np.finfo(float).tiny)
+                surprise = math.log(variance) - float(np.mean(np.log(own)))
+                if surprise < best:
+                    best, self._weights, self._reach = surprise, weights, reach
+                    self._inverse, self._ridge, self._variance = shrunk @ vectors.T, ridge, variance
 
-    def __call__(self, features: FloatArray, size: float) -> RelativeSize | None:
-        """Of one client; None where no replayed one is about as near as each of those has another.
-
-        So it is where a client's labels are as the model guesses: little is left of its gradients but chance.
+    def __call__(self, features: FloatArray, size: float) -> RelativeSize:
+        """Of one client.
 
         Parameters
         ----------
@@ -101,11 +100,18 @@ class SizeModel:
         size : logarithm of the root mean square of ∇W, as `update_shape` has it
         """
         place = (_directions(features[None]) - self._mean) / self._scale
-        distances = squared_distances(place, self._known)
-        if distances.min() > self._farthest:
-            return None
-        near = np.exp(-distances / self._reach)
-        return RelativeSize(size - self._offset - float(near[0] @ self._weights), self._deviation)
+        near = np.exp(-squared_distances(place, self._known) / self._reach)[0]
+        unknown = max(self._ridge, 1.0 + self._ridge - float(near @ self._inverse @ near))
+        deviation = math.sqrt(self._variance * unknown)
+        return RelativeSize(size - self._offset - float(near @ self._weights), deviation)
+
+
+def repeats(samples: int, auxiliary: int) -> float:
+    """Logarithm of √(n/n′) where a client has more samples than there are auxiliary ones, else 0.
+
+    What chance makes of a mean shrinks with the number of different samples, n′ of a replayed client at most.
+    """
+    return 0.5 * math.log(max(1.0, samples / auxiliary))
 
 
 def size_notes(found: RelativeSize) -> tuple[Note, ...]:
@@ -113,7 +119,8 @@ def size_notes(found: RelativeSize) -> tuple[Note, ...]:
     if found.is_right:
         return ()
     half = 1.96 * found.deviation + _COARSE * found.damage
-    factor, *edges = (math.exp(found.logarithm + side * half) for side in (0, -1, 1))
+    rooms = (0.0, -half, half + found.repeats)
+    factor, *edges = (math.exp(found.logarithm + room) for room in rooms)
     return (
         Note(
             "update-misscaled",

@@ -25,7 +25,7 @@ from rlu_cli.core.kernel_regression import KernelRegression
 from rlu_cli.core.methods.base import Capabilities, Method, Problem, check_diverging
 from rlu_cli.core.methods.gls import ResidualModel, fit, solve_instead
 from rlu_cli.core.noise import centred, normalised_noise
-from rlu_cli.core.replayed_size import SizeModel, size_notes
+from rlu_cli.core.replayed_size import SizeModel, repeats, size_notes
 from rlu_cli.core.residuals import ResidualMoments, ResidualPath
 from rlu_cli.core.rounding import round_to_total
 from rlu_cli.core.schemes import pace, path_position
@@ -148,10 +148,9 @@ def solve(problem: Problem) -> Estimate:
     doubts = () if linear else _doubts(observation, view, regression, strange)
     if linear and not observation.scaled:
         size = _size_model(regression)(features, update_shape(view.gradient.weight)[0])
-        if size is not None:
-            size = replace(size, damage=coarsening(observation).error)
-            found["replay_size"] = math.exp(size.logarithm)
-            doubts = size_notes(size)
+        found["replay_size"] = math.exp(size.logarithm)
+        again = repeats(observation.training.seen, int(path.start.counts.sum()))
+        doubts = size_notes(replace(size, damage=coarsening(observation).error, repeats=again))
     if strange and linear:
         note = Note("replay-strange-update", f"{_UNLIKE}: the counts are those of gls")
         return solve_instead(problem, note, *doubts, **found)
