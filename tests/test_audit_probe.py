@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from rlu_cli.audit.network import Network
-from rlu_cli.audit.probe import batch_that_matters, probe
+from rlu_cli.audit.probe import batch_that_matters, has_dropout, probe
 from rlu_cli.core.types import Activations
 from rlu_cli.errors import MismatchError
 from rlu_cli.images import ImageSet, parse_normalization
@@ -154,6 +154,14 @@ def test_dropout_drops_when_asked_and_leaves_no_trace() -> None:
     for seed, same in ((3, True), (4, False)):
         assert np.array_equal(run(network, given, dropout="on", seed=seed).logits, on.logits) == same
     np.testing.assert_array_equal(run(network, given).logits, off.logits)
+
+
+@pytest.mark.parametrize(
+    ("layer", "drops"),
+    [(nn.Dropout(0.25), True), (nn.Dropout2d(), True), (nn.Dropout(0.0), False), (nn.ReLU(), False)],
+)
+def test_which_networks_drop(layer: nn.Module, drops: bool) -> None:
+    assert has_dropout(nn.Sequential(nn.Linear(4, 4), layer)) is drops
 
 
 def test_images_that_the_network_cannot_read() -> None:

@@ -26,7 +26,7 @@ from rlu_cli.audit.description import ModelDescription
 from rlu_cli.audit.memory import total_bytes
 from rlu_cli.audit.network import Network, build_network, choose_spec
 from rlu_cli.audit.options import AuxOptions, ModelOptions, RunOptions
-from rlu_cli.audit.probe import batch_that_matters, probe
+from rlu_cli.audit.probe import batch_that_matters, has_dropout, probe
 from rlu_cli.audit.progress import Reporter, Update
 from rlu_cli.audit.replay import Replay, replay_nodes
 from rlu_cli.core.types import Activations, FloatArray, LocalTraining, Note
@@ -72,13 +72,17 @@ class ImageSource:
         self.described = described
         self.options = options
         self.batch_norm = options.batch_norm or "batch"
-        self.dropout = options.dropout or "off"
         self.run = run
         self.reporter = reporter
         self._given_names = class_names
         self._reading = reading(aux_options, seed=run.seed)
         self._loaded: Checkpoint | None = reference
         self._notes: list[Note] = []
+
+    @cached_property
+    def dropout(self) -> str:
+        """Whether dropout layers drop: as in the client's training, unless the user says otherwise."""
+        return self.options.dropout or ("on" if has_dropout(self.network.model) else "off")
 
     @property
     def notes(self) -> Sequence[Note]:

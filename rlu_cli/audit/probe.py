@@ -155,6 +155,11 @@ def _batch_statistics(model: nn.Module, enabled: bool) -> Iterator[None]:
             layer.training, layer.track_running_stats = training, tracking
 
 
+def has_dropout(model: nn.Module) -> bool:
+    """Whether dropout layers drop anything in training."""
+    return any(isinstance(module, _DropoutNd) and module.p > 0 for module in model.modules())
+
+
 @contextmanager
 def _dropping(model: nn.Module, seed: int, device: str) -> Iterator[None]:
     """Let dropout layers drop, by this seed."""

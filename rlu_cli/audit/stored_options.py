@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from rlu_cli.audit.annotations import image_size
 from rlu_cli.audit.options import ModelOptions
@@ -14,6 +14,8 @@ from rlu_cli.images import parse_normalization
 from rlu_cli.models import parse_spec
 
 _LIBRARIES = ("builtin", "torchvision", "timm")
+
+_DROPOUT: Mapping[str | None, Literal["off", "on"]] = {"off": "off", "on": "on"}
 
 
 def options_beside(options: ModelOptions, about: Mapping[str, Any], path: Path) -> ModelOptions:
@@ -50,7 +52,7 @@ def options_beside(options: ModelOptions, about: Mapping[str, Any], path: Path) 
         normalize=options.normalize or stored["normalize"],
         image_size=options.image_size or stored["image_size"],
         batch_norm=options.batch_norm or ("running" if stored["batch_norm"] == "running" else None),
-        dropout=options.dropout or ("on" if stored["dropout"] == "on" else None),
+        dropout=options.dropout or _DROPOUT.get(stored["dropout"]),
     )
 
 

@@ -92,7 +92,7 @@ _HELP: dict[type, dict[str, Any]] = {
             "default, or the stored."
         ),
         "dropout": typer.Option(
-            help="Whether dropout layers drop in aux passes, as in training; by default they don't."
+            help="Whether dropout layers drop in aux passes; by default they do, as in training."
         ),
         "class_order": typer.Option(
             metavar="ORDER",

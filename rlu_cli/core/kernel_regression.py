@@ -26,9 +26,6 @@ _FARTHEST = 4.0
 _NEAREST, _SHARE = 60, 0.125
 """Left-out predictions, and the share of all, that say how far one of their size is off."""
 
-_LIKE = 40
-"""Left-out predictions of clients near the one predicted, that say how far it is off."""
-
 _EDGE = 0.025
 
 
@@ -58,11 +55,10 @@ class KernelRegression:
     Roots, because they make the errors of small and of large proportions alike. β, γ and λ are those with the
     least error on clients left out, which needs no further fit: without the rows of client b the error is
     ((K + λI)⁻¹_bb)⁻¹ α_b. The same errors, of the left-out proportions nearest to the one predicted, give the
-    bounds; where clients were added that are near the answer, theirs do. What left-out proportions say of
-    which classes were there gives the presence (`PresenceModel`). A class that is likelier absent than there
-    has no samples: that is the median of its count, which makes the least absolute error. Of n
-    errors the next one exceeds the k-th largest with probability k/(n + 1), so for 2.5 % the bounds are at
-    k = 0.025 (n + 1), between the order statistics.
+    bounds. What left-out proportions say of which classes were there gives the presence (`PresenceModel`). A
+    class that is likelier absent than there has no samples: that is the median of its count, which makes the
+    least absolute error. Of n errors the next one exceeds the k-th largest with probability k/(n + 1), so for
+    2.5 % the bounds are at k = 0.025 (n + 1), between the order statistics.
 
     Parameters
     ----------
@@ -91,7 +87,6 @@ class KernelRegression:
         kernel = self._kernel(self._rows, self._guesses)
         self._inverse = _inverse(kernel + self._ridge * np.eye(len(kernel)))
         self._strangest = max(self._strangeness(client) for client in features)
-        self._near = 0
         self._solve(N)
 
     def arrays(self) -> Arrays:
@@ -116,8 +111,8 @@ class KernelRegression:
     def with_more(self, replays: Replays) -> KernelRegression:
         """Learnt from more clients as well, with the same β, γ, λ, c and scale of the features.
 
-        They are taken to be like those that will be predicted: where they are enough, their errors alone give
-        the bounds.
+        Their errors don't give the bounds alone: those of clients around one mix are much alike, so they are
+        few, and each has the others to learn from.
         """
         features = replays.features
         _, N, F = features.shape
@@ -130,7 +125,6 @@ class KernelRegression:
         more._true = np.concatenate((self._true, np.sqrt(replays.proportions).ravel()))
         corner = more._kernel(inputs, guesses)[:, len(self._rows) :] + self._ridge * np.eye(len(inputs))
         more._inverse = _bordered(self._inverse, border, corner)
-        more._near = len(inputs)
         more._solve(N)
         return more
 
@@ -161,10 +155,8 @@ class KernelRegression:
         """For one client's features, shape (N, F)."""
         kernel = self._kernel(self._inputs(features[None]), self._guessed(features))
         z = _on_simplex((kernel @ self._weights + self._offset)[None])[0]
-        rows, taken = slice(None), min(len(self._true), max(_NEAREST, int(_SHARE * len(self._true))))
-        if self._near >= _LIKE:
-            rows, taken = slice(-self._near, None), _LIKE
-        known, errors = self._known[rows], (self._true - self._known)[rows]
+        taken = min(len(self._true), max(_NEAREST, int(_SHARE * len(self._true))))
+        known, errors = self._known, self._true - self._known
         edge = max(0.0, (_EDGE * (taken + 1) - 1) / (taken - 1))
         low, high = np.empty_like(z), np.empty_like(z)
         for n, root in enumerate(np.sqrt(z)):
