@@ -55,6 +55,16 @@ def without_bias():
     return Net(bias=False)
 
 
+class LogNet(Net):
+    def forward(self, x):
+        return super().forward(x).log_softmax(1)
+
+
+class SoftNet(Net):
+    def forward(self, x):
+        return super().forward(x).softmax(1)
+
+
 class Dropping(Net):
     def __init__(self):
         super().__init__()
@@ -161,6 +171,45 @@ def test_several_steps_are_close(digits: Digits, tmp_path: Path, factory: str) -
     assert sum(document["counts"]) == document["total"] == total
     off = sum(abs(a - b) for a, b in zip(document["counts"], counts, strict=True)) / 2
     assert off <= 0.04 * total
+
+
+@pytest.mark.parametrize("steps", [1, 5])
+def test_log_softmax_changes_nothing(digits: Digits, tmp_path: Path, steps: int) -> None:
+    found = []
+    for factory in ("Net", "LogNet"):
+        flags, _ = train_round(digits, factory, tmp_path, steps=steps)  # of equal weights
+        found.append(call("recover", *flags).document)
+        arguments = [*flags[:2], *flags[4:6], "--normalize", NORMALIZE, *flags[-2:]]
+        stats = tmp_path / f"{factory}.safetensors"
+        assert call("estimate-logits", *arguments, "-o", stats).code == 0
+        if factory == "LogNet":
+            assert call("recover", *flags, "--head", "verdict").document["counts"] == found[1]["counts"]
+    plain, log = found
+    assert log["model"]["head"] == "verdict"
+    assert log["counts"] == plain["counts"]
+    assert log["warnings"] == plain["warnings"]
+    for name in ("estimate", "low", "high"):
+        values = [[entry[name] for entry in document["classes"]] for document in found]
+        np.testing.assert_allclose(values[1], values[0], atol=0.01)
+    stored = [tensors(tmp_path / f"{factory}.safetensors") for factory in ("Net", "LogNet")]
+    for name, value in stored[0].items():
+        torch.testing.assert_close(stored[1][name], value, rtol=1e-4, atol=1e-4)
+
+
+def test_simulated_rounds_of_a_network_that_ends_in_log_softmax(digits: Digits, tmp_path: Path) -> None:
+    archive, size = tmp_path / "archive", ("--clients", 2, "--rounds", 2, "--aux-per-class", 10)
+    made = call(
+        "simulate", "--data", "digits", "--arch", f"{digits.code}:LogNet", "-o", archive, *size,
+        "--batch-size", 16, "--steps", 1, "--lr", 0.02,
+    )  # fmt: skip
+    assert made.code == 0, made.err
+    lines = call("evaluate", "--archive", archive, "--arch", f"{digits.code}:LogNet").document
+    assert lines["summary"][0]["iAcc"]["mean"] == 1
+
+
+def test_softmax_is_refused(digits: Digits, tmp_path: Path) -> None:
+    flags, _ = train_round(digits, "SoftNet", tmp_path)
+    assert "probabilities" in call("recover", *flags).refusal(4)
 
 
 def test_dropout_as_the_client_had_it(digits: Digits, tmp_path: Path) -> None:

@@ -168,6 +168,43 @@ def test_tap_is_removed_after_an_exception() -> None:
     assert not model[1]._forward_hooks
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize(
+    "wrap", [lambda logits, aux: logits.log_softmax(1), lambda logits, aux: logits + aux[:, :1] + 1]
+)
+def test_a_layer_behind_which_rows_are_shifted(
+    wrap: Callable[[Tensor, Tensor], object], dtype: torch.dtype
+) -> None:
+    torch.manual_seed(0)
+    model, images = Wrapped(wrap).to(dtype).eval(), IMAGES.to(dtype)
+    expected = Head("fc", 4, 6, True, shifted=True)
+    assert find_head(model, images) == find_head(model, images, override="fc") == expected
+    with HeadTap(model, expected) as tap, torch.no_grad():
+        outputs = flatten_logits(model(images))
+        torch.testing.assert_close(tap.logits, model.fc(tap.embedding))
+    assert not torch.allclose(tap.logits, outputs, atol=0.1)
+    tolerance = {"rtol": 0.05, "atol": 0.02} if dtype == torch.bfloat16 else {}
+    torch.testing.assert_close(tap.logits.softmax(1), outputs.softmax(1), **tolerance)
+
+
+def test_the_tap_averages_a_convolutions_outputs() -> None:
+    model = nn.Sequential(*trunk(), nn.Conv2d(6, 4, 1), *pool(), nn.LogSoftmax(1)).eval()
+    head = find_head(model, IMAGES)
+    assert head == Head("3", 4, 6, True, shifted=True)
+    with HeadTap(model, head) as tap:
+        torch.testing.assert_close(model(IMAGES), tap.logits.log_softmax(1))
+        torch.testing.assert_close(model[:6](IMAGES), tap.logits)
+
+
+def test_a_layer_that_gives_the_outputs_goes_before_one_that_is_shifted() -> None:
+    torch.manual_seed(0)
+    model = Wrapped(lambda logits, aux: logits)
+    with torch.no_grad():
+        model.aux.weight.copy_(model.fc.weight)
+        model.aux.bias.copy_(model.fc.bias + 1)
+    assert find_head(model, IMAGES) == Head("fc", 4, 6, True)
+
+
 # No head
 
 
@@ -176,8 +213,9 @@ def test_tap_is_removed_after_an_exception() -> None:
     [
         (lambda logits, aux: logits.relu(), r"The last such layer called is 'aux'"),
         (lambda logits, aux: logits + aux, r"linear or a 1x1 convolution"),
-        (lambda logits, aux: logits.log_softmax(1), r"look like \(log-\)probabilities"),
-        (lambda logits, aux: logits.softmax(1), r"look like \(log-\)probabilities"),
+        (lambda logits, aux: logits.log_softmax(1) * 2, r"linear or a 1x1 convolution"),
+        (lambda logits, aux: logits.softmax(1), r"look like probabilities"),
+        (lambda logits, aux: (1e-9 * logits).softmax(1), r"look like probabilities"),
     ],
 )
 def test_no_layer_gives_the_logits(wrap: Callable[[Tensor, Tensor], object], message: str) -> None:

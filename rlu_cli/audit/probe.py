@@ -74,6 +74,8 @@ def probe(
                 pixels = images.pixels[rows].to(device)
                 output = _forward(network.model, normalization.apply(pixels))
                 embedding = tap.embedding
+                if head.shifted:  # features of the logits themselves see what softmax does not
+                    output = tap.logits
             if logits is None or embeddings is None:
                 dtype = np.float64 if output.dtype == torch.float64 else np.float32
                 logits = np.empty((count, head.num_classes), dtype)

@@ -4,20 +4,21 @@ All label recovery from a round rests on one relation: logits = W·e + b, with W
 of the output layer (the *head*) and e (L,) the embedding of an image. So the head is found by that relation
 and not by its name: it is the last linear layer called whose weights reproduce the logits. A 1x1 convolution
 whose output is averaged over positions (or whose input was) is such a layer as well, since the mean commutes
-with it: e is then the mean of its input over positions.
+with it: e is then the mean of its input over positions. Log-softmax after the layer only adds a number to a
+row, which neither softmax nor cross-entropy sees, so the layer's own outputs are the logits then.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 
 from rlu_cli.errors import MismatchError, UsageError
-from rlu_cli.models.tap import Head, HeadTap, flatten_logits, is_linear, linear_weights, read_embedding
+from rlu_cli.models.tap import Head, HeadTap, flatten_logits, is_linear, linear_weights, mean_over_positions
 
 __all__ = ["Head", "HeadTap", "find_head", "flatten_logits"]
 
@@ -48,6 +49,9 @@ def find_head(model: nn.Module, example: Tensor | None = None, *, override: str 
     for name in reversed(embeddings):
         if _reproduces(candidates[name], embeddings[name], logits):
             return _describe(name, candidates[name])
+    for name in reversed(embeddings):
+        if _reproduces(candidates[name], embeddings[name], logits, shifted=True):
+            return _describe(name, candidates[name], shifted=True)
     last = next(reversed(embeddings), None)
     fitting = [name for name in embeddings if linear_weights(candidates[name])[0].shape[0] == logits.shape[1]]
     raise MismatchError(
@@ -73,7 +77,7 @@ def _observe(
                 name: str = name,
             ) -> None:
                 embeddings.pop(name, None)
-                embeddings[name] = read_embedding(module, args[0] if args else kwargs["input"])
+                embeddings[name] = mean_over_positions(module, args[0] if args else kwargs["input"])
 
             stack.callback(module.register_forward_hook(capture, with_kwargs=True).remove)
         try:
@@ -90,24 +94,29 @@ def _observe(
         return flatten_logits(output), embeddings
 
 
-def _reproduces(module: nn.Module, embedding: Tensor, logits: Tensor) -> bool:
-    """Whether logits (B, N) = embedding (B, L) · Wᵀ + b, to rounding."""
+def _reproduces(module: nn.Module, embedding: Tensor, logits: Tensor, *, shifted: bool = False) -> bool:
+    """Whether logits (B, N) = embedding (B, L) · Wᵀ + b, to rounding; ``shifted``: plus a number a row."""
     weight, bias = linear_weights(module)
     if (*embedding.shape[:-1], weight.shape[0]) != tuple(logits.shape):
         return False
     with torch.inference_mode():
         dtype = torch.float64 if logits.dtype == torch.float64 else torch.float32
-        expected = embedding.to(dtype) @ weight.to(dtype).T
+        expected, found = embedding.to(dtype) @ weight.to(dtype).T, logits.to(dtype)
         if bias is not None:
             expected = expected + bias.to(dtype)
-        deviation = (expected - logits.to(dtype)).abs().max()
-        scale = logits.to(dtype).abs().max()
-        return bool(deviation <= _TOLERANCE.get(logits.dtype, _COARSE_TOLERANCE) * scale)
+        rounding = 0.0
+        if shifted:
+            if weight.shape[0] == 1 or _are_probabilities(found):  # small logits' are nearly shifted
+                return False
+            rounding = float(torch.finfo(logits.dtype).eps * found.abs().max())  # of what the shift hides
+            expected, found = (rows - rows.mean(dim=1, keepdim=True) for rows in (expected, found))
+        deviation, scale = (expected - found).abs().max(), found.abs().max()
+        return bool(deviation <= _TOLERANCE.get(logits.dtype, _COARSE_TOLERANCE) * scale + rounding)
 
 
-def _describe(name: str, module: nn.Module) -> Head:
+def _describe(name: str, module: nn.Module, *, shifted: bool = False) -> Head:
     weight, bias = linear_weights(module)
-    return Head(name, weight.shape[0], weight.shape[1], bias is not None)
+    return Head(name, weight.shape[0], weight.shape[1], bias is not None, shifted)
 
 
 def _checked_override(name: str, module: nn.Module, embeddings: Mapping[str, Tensor], logits: Tensor) -> Head:
@@ -120,7 +129,9 @@ def _checked_override(name: str, module: nn.Module, embeddings: Mapping[str, Ten
         raise MismatchError(
             f"--head {name}: the layer has {head.num_classes} outputs, the model returns {logits.shape[1]}."
         )
-    return head
+    if _reproduces(module, embeddings[name], logits):
+        return head
+    return replace(head, shifted=_reproduces(module, embeddings[name], logits, shifted=True))
 
 
 def _last_called(name: str | None) -> str:
@@ -138,12 +149,14 @@ def _advice(fitting: Sequence[str], classes: int) -> str:
 
 
 def _softmax_hint(logits: Tensor) -> str:
-    """A word on the usual cause: the model ends in softmax or log_softmax."""
-    values = logits.float()
-    sums = values.sum(1) if bool((values >= 0).all()) else values.logsumexp(1).exp()
-    if not math.isclose(float((sums - 1).abs().max()), 0.0, abs_tol=1e-3):
+    """A word on the usual cause: the model ends in softmax."""
+    if not _are_probabilities(logits.float()):
         return ""
-    return " The outputs look like (log-)probabilities: let the model return what goes into the softmax."
+    return " The outputs look like probabilities: let the model return what goes into the softmax."
+
+
+def _are_probabilities(values: Tensor) -> bool:
+    return bool((values >= 0).all()) and bool(((values.sum(1) - 1).abs() <= 1e-3).all())
 
 
 def _random_images(model: nn.Module) -> Tensor:

@@ -14,29 +14,35 @@ from rlu_cli.errors import MismatchError
 
 @dataclass(frozen=True)
 class Head:
-    """The output layer: ``name`` is its module path, the prefix of its tensors (``fc`` of ``fc.weight``)."""
+    """The output layer: ``name`` is its module path, the prefix of its tensors (``fc`` of ``fc.weight``).
+
+    shifted : whether the network's outputs are the layer's plus a number for each row, as log-softmax's are.
+    """
 
     name: str
     num_classes: int
     embedding_size: int
     has_bias: bool
+    shifted: bool = False
 
 
 class HeadTap:
-    """Captures the embedding in the forward passes within a ``with`` block.
+    """Captures the embedding, and the layer's own outputs, in the forward passes within a ``with`` block.
 
     ::
 
         with HeadTap(model, head) as tap:
             logits = flatten_logits(model(images))  # (B, N)
             embedding = tap.embedding               # (B, L), logits = embedding @ W.T + b
+            own = tap.logits                        # (B, N), the same; the logits where the head is shifted
 
-    The embedding is a copy and part of the autograd graph, if there is one.
+    Both are copies and part of the autograd graph, if there is one.
     """
 
     def __init__(self, model: nn.Module, head: Head) -> None:
         self._module = model.get_submodule(head.name)
         self._embedding: Tensor | None = None
+        self._logits: Tensor | None = None
         self._hooks = ExitStack()
 
     def __enter__(self) -> HeadTap:
@@ -56,10 +62,18 @@ class HeadTap:
             raise RuntimeError("no forward pass has called the output layer yet")
         return self._embedding
 
+    @property
+    def logits(self) -> Tensor:
+        """The layer's own outputs (B, N) of the latest forward pass."""
+        if self._logits is None:
+            raise RuntimeError("no forward pass has called the output layer yet")
+        return self._logits
+
     def _capture(
-        self, module: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Tensor], output: object
+        self, module: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Tensor], output: Tensor
     ) -> None:
-        self._embedding = read_embedding(module, args[0] if args else kwargs["input"])
+        self._embedding = mean_over_positions(module, args[0] if args else kwargs["input"])
+        self._logits = mean_over_positions(module, output)
 
 
 def flatten_logits(output: object) -> Tensor:
@@ -94,8 +108,8 @@ def is_linear(module: nn.Module) -> bool:
     return isinstance(module, nn.Linear)
 
 
-def read_embedding(module: nn.Module, x: Tensor) -> Tensor:
-    """What the layer reads, averaged over positions: (B, L) from (B, L, H, W) or (B, …, L)."""
+def mean_over_positions(module: nn.Module, x: Tensor) -> Tensor:
+    """What the layer reads or makes, averaged over positions: (B, L) from (B, L, H, W) or (B, …, L)."""
     if isinstance(module, nn.Conv2d):
         return x.mean(dim=(-2, -1))
     return x.flatten(1, -2).mean(1) if x.dim() > 2 else x.clone()
