@@ -123,7 +123,7 @@ def test_what_is_too_small_or_too_large(logarithm: float, deviation: float, righ
     assert [note.code for note in notes] == ([] if right else ["update-misscaled"])
     if not right:
         assert f"{math.exp(logarithm):.2g} times as large" in notes[0].message
-        assert "--clip" in notes[0].message
+        assert "--clip is for the whole update's norm, not for each step's gradient" in notes[0].message
 
 
 @pytest.mark.parametrize(("logarithm", "right"), [(-0.84, True), (0.84, True), (-0.86, False), (0.86, False)])

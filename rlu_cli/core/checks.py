@@ -206,8 +206,8 @@ def check_sign(u: FloatArray, confidence: FloatArray) -> list[Note]:
 
 
 MISSCALED = (
-    "it was clipped (say --clip), or the learning rate, the steps or the loss's reduction are wrong (--lr "
-    "auto finds the rate)"
+    "it was clipped (--clip is for the whole update's norm, not for each step's gradient), or the learning "
+    "rate, the steps or the loss's reduction are wrong (--lr auto finds the rate)"
 )
 """What `update-misscaled` may come of."""
 
