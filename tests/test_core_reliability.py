@@ -11,7 +11,7 @@ from methods_cases import known_round, untrained
 
 from rlu_cli.core.metrics import expected_i_acc
 from rlu_cli.core.recover import recover_labels
-from rlu_cli.core.reliability import UNRELIABLE, reliability
+from rlu_cli.core.reliability import UNRELIABLE, UNRELIABLE_TOGETHER, reliability
 from rlu_cli.core.types import Recovery
 
 TOTAL = 1000
@@ -90,6 +90,14 @@ def test_unreliable_warnings_are_poor_whatever_the_bounds(code: str) -> None:
         found = reliability(recovery(width=width), ["images-resized", code])
         assert (found.grade, found.reasons) == ("poor", (code,))
     assert reliability(recovery(), ["images-resized"]).grade == "good"
+
+
+def test_what_neither_counts_nor_replays_explain_is_poor() -> None:
+    for width in (0.0, None):
+        found = reliability(recovery(width=width), ["images-resized", *UNRELIABLE_TOGETHER])
+        assert (found.grade, found.reasons) == ("poor", ("update-strayed", "replay-strange-update"))
+        for code in UNRELIABLE_TOGETHER:
+            assert reliability(recovery(width=width), [code]).grade == "good"
 
 
 def test_a_recovery_has_what_the_grade_needs() -> None:

@@ -44,6 +44,9 @@ UNRELIABLE = (
 )
 """Warnings after which the counts are not to be trusted."""
 
+UNRELIABLE_TOGETHER = ("update-strayed", "replay-strange-update")
+"""The same of all at once: replays move as far, so the way is no excuse for what none of them explains."""
+
 _GOOD, _FAIR = 0.9, 0.7
 """Expected iAcc from which a grade is given: one label in ten wrong, three in ten."""
 
@@ -73,13 +76,15 @@ def reliability(recovery: Recovery, codes: Collection[str]) -> Reliability:
     how the model moved between, so the grade is one lower where a trained model moved far; those of `replay`
     come from clients that moved as far. Without bounds, a trained
     model and one that moved far each lower the grade by one. ``poor`` in any case after a warning of
-    `UNRELIABLE`.
+    `UNRELIABLE`, or all of `UNRELIABLE_TOGETHER`.
 
     Parameters
     ----------
     codes : of all warnings about this client: the method's, and those of files and training values
     """
     failed = [code for code in UNRELIABLE if code in codes]
+    if set(UNRELIABLE_TOGETHER) <= set(codes):
+        failed += UNRELIABLE_TOGETHER
     trained = shows_training(recovery.diagnostics["own_confidence"], len(recovery.counts))
     far = moved_far(recovery.diagnostics["motion"])
     doubts = [name for name, holds in (("model-trained", trained), ("moved-far", far)) if holds]
