@@ -265,8 +265,8 @@ def check_misfit(misfit: float | None, motion: float | None) -> list[Note]:
     return [
         Note(
             "update-unexplained",
-            excess + "the normalisation, class order, architecture, learning rate or scheme is wrong, or the "
-            "auxiliary images differ from the client's",
+            excess + "the normalisation, class order, architecture, learning rate, scheme or --batch-norm is "
+            "wrong, or the auxiliary images differ from the client's",
         )
     ]
 
