@@ -150,3 +150,16 @@ def test_half_precision_updates_lose_nothing_that_matters(
     assert found.document["diagnostics"]["update_rounding"] == pytest.approx(
         torch.finfo(dtype).eps / 2, rel=0.05
     )
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
+def test_eight_bit_numbers(tmp_path: Path, models: tuple[State, State], dtype: torch.dtype) -> None:
+    """torch converts float8 and little more: what is checked is what the numbers are in float32."""
+    g, k = (
+        FORMS["safetensors"](tmp_path / n, {name: tensor.to(dtype) for name, tensor in state.items()})
+        for n, state in zip(("g", "k"), models, strict=True)
+    )
+    assert "update-near-precision" in recover(g, k).codes
+    broken = {name: tensor.to(dtype) for name, tensor in models[1].items()}
+    broken["fc3.bias"] = torch.full((10,), float("nan")).to(dtype)
+    assert "NaN" in recover(g, FORMS["safetensors"](tmp_path / "n", broken)).refusal(4)

@@ -227,7 +227,10 @@ def check_finite(tensors: Mapping[str, Tensor], *, where: object) -> None:
 def _is_finite(tensor: Tensor) -> bool:
     """In parts, so that the check itself takes no memory of the tensor's size."""
     flat = tensor.flatten()
-    return all(bool(torch.isfinite(flat[at : at + _PART]).all()) for at in range(0, len(flat), _PART))
+    parts = (flat[at : at + _PART] for at in range(0, len(flat), _PART))
+    if tensor.element_size() == 1:  # torch has no such check for float8
+        parts = (part.float() for part in parts)
+    return all(bool(torch.isfinite(part).all()) for part in parts)
 
 
 def input_channels(model: nn.Module, size: tuple[int, int]) -> int:
