@@ -227,6 +227,33 @@ def test_annotations_in_a_torch_file(tmp_path: Path, weights: dict[str, torch.Te
     }
 
 
+def test_annotations_in_a_numpy_archive(tmp_path: Path, weights: dict[str, torch.Tensor]) -> None:
+    np.savez(tmp_path / "a.npz", **{n: t.numpy() for n, t in weights.items()}, **{"fl.lr": np.float64(0.1)})
+    found = read_checkpoint(tmp_path / "a.npz")
+    assert found.metadata == {"fl.lr": "0.1"}
+    assert_same(found.tensors, weights)
+
+
+def test_annotations_of_other_types_in_a_torch_file(tmp_path: Path, weights: dict[str, torch.Tensor]) -> None:
+    """What would be lost changes counts: it is read, or refused by name. Weights may be called fl.… too."""
+    about = {"fl.momentum": torch.tensor(0.5), "fl.class_names": ("b", "a"), "fl.image_size": (28, 28)}
+    torch.save({**weights, **about, "fl.weight": torch.ones(2, 3), "fl.other": {"a": 1}}, tmp_path / "a.pt")
+    found = read_checkpoint(tmp_path / "a.pt")
+    assert found.metadata == {
+        "fl.momentum": "0.5",
+        "fl.class_names": '["b", "a"]',
+        "fl.image_size": "[28, 28]",
+    }
+    assert_same(found.tensors, {**weights, "fl.weight": torch.ones(2, 3)})
+    nested: list[Any] = ["a"]
+    for _ in range(60):
+        nested = [nested, nested]
+    for value in (np.float64(0.9), {"a": 1}, nested, torch.zeros(2)):
+        torch.save({"state_dict": weights, "fl.momentum": value}, tmp_path / "b.pt")
+        with pytest.raises(FileError, match=r"in fl\.momentum, found other objects"):
+            read_checkpoint(tmp_path / "b.pt")
+
+
 @pytest.mark.parametrize(
     "prefix",
     ["module.", "_orig_mod.", "_module.", "_fsdp_wrapped_module.", "model.", "_orig_mod.module.model."],

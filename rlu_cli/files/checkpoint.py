@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlu_cli.errors import FileError
-from rlu_cli.files.metadata import PREFIX, normalise
+from rlu_cli.files.metadata import KEYS, PREFIX, normalise
 from rlu_cli.files.npz_io import read_npz
 from rlu_cli.files.openfl import read_openfl
 from rlu_cli.files.positional import is_positional
@@ -74,22 +74,46 @@ def _raw(path: Path, kind: FileKind) -> tuple[Any, dict[str, str], list[str]]:
         return arrays, {}, notes
     if kind is FileKind.OPENFL:
         return read_openfl(path)
-    obj = read_torch(path, is_zip=kind is FileKind.TORCH_ZIP)
-    return obj, _annotations(path, obj), []
+    return read_torch(path, is_zip=kind is FileKind.TORCH_ZIP), {}, []
 
 
 def _annotations(path: Path, obj: object) -> dict[str, str]:
-    """``fl.*`` entries at the top of a torch checkpoint, as metadata."""
+    """``fl.*`` entries at the top of a checkpoint that has no other place for them, as metadata.
+
+    One that is read and no plain value is refused: left out, a momentum or an order of classes would silently
+    be another one.
+    """
     if not isinstance(obj, Mapping):
         return {}
-    simple = (str, int, float, list)
-    found = {
-        k: v for k, v in obj.items() if isinstance(k, str) and k.startswith(PREFIX) and isinstance(v, simple)
-    }
+    found = {k: _value(k, v) for k, v in obj.items() if isinstance(k, str) and k.startswith(PREFIX)}
+    plain = {key: value for key, value in found.items() if _is_plain(value)}
+    wrong = sorted(KEYS & (found.keys() - plain.keys()))
+    if wrong:
+        raise FileError(
+            f"{path}: expected text, numbers or lists of them in {names(wrong)}, found other objects, of"
+            " which the safe loader keeps nothing; save a NumPy number as float(value), an array as a list."
+        )
     try:
-        return normalise(found)
+        return normalise(plain)
     except (TypeError, ValueError, RecursionError) as error:
         raise FileError(f"{path}: its {PREFIX}* entries aren't plain values ({one_line(error)}).") from error
+
+
+def _value(key: str, value: object) -> object:
+    """A number out of a tensor that holds one, where the key can't be a weight's; a list for a tuple."""
+    import torch
+
+    if key in KEYS and isinstance(value, torch.Tensor) and value.numel() == 1 and value.device.type == "cpu":
+        return value.item()
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _is_plain(value: object) -> bool:
+    """Text, a number, nothing, or a list of such; lists of lists could hold one another without end."""
+    simple = (str, int, float, type(None))
+    return isinstance(value, simple) or (
+        isinstance(value, list) and all(isinstance(item, simple) for item in value)
+    )
 
 
 def _plain(path: Path, name: str, tensor: Tensor) -> Tensor:
@@ -114,7 +138,7 @@ def _plain_tensors(path: Path, found: Mapping[Any, Any]) -> tuple[dict[str, Tens
     tensors: dict[str, Tensor] = {}
     ignored: list[str] = []
     for key, value in found.items():
-        if isinstance(value, torch.Tensor) and isinstance(key, str) and key:
+        if isinstance(value, torch.Tensor) and isinstance(key, str) and key and key not in KEYS:
             tensors[key] = _plain(path, one_line(key, 80), value)
         elif not (isinstance(key, str) and key.startswith(PREFIX)):
             ignored.append(str(key))
@@ -157,6 +181,7 @@ def read_checkpoint(
         raise FileError(describe_refusal(kind, path))
     try:
         obj, metadata, notes = _raw(path, kind)
+        metadata = {**_annotations(path, obj), **metadata}
         if key is not None and key_optional and not has_key(obj, key) and is_flat(obj):
             key = None
         found, unwrapped = unwrap(obj, key)

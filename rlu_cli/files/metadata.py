@@ -17,6 +17,7 @@ SIDECAR_LIMIT = 1_000_000
 
 TRAINING_KEYS = (
     "fl.lr",
+    "fl.lr_decay",
     "fl.batch_size",
     "fl.steps",
     "fl.epochs",
@@ -24,6 +25,7 @@ TRAINING_KEYS = (
     "fl.scheme",
     "fl.optimizer",
     "fl.momentum",
+    "fl.dampening",
     "fl.nesterov",
     "fl.weight_decay",
     "fl.lambda",
@@ -34,7 +36,9 @@ TRAINING_KEYS = (
     "fl.clip",
 )
 MODEL_KEYS = ("fl.arch", "fl.normalize", "fl.image_size", "fl.class_names")
-ROUND_KEYS = ("fl.round", "fl.client", "fl.update")
+ROUND_KEYS = ("fl.round", "fl.client", "fl.participation", "fl.update")
+KEYS = frozenset((*TRAINING_KEYS, *MODEL_KEYS, *ROUND_KEYS))
+"""All that is read; a network may have weights of other names that begin so."""
 
 Source = Literal["flag", "local", "global", "sidecar", "config"]
 T = TypeVar("T")
