@@ -37,14 +37,21 @@ def _tensor_count(value: object) -> int:
     return sum(isinstance(item, torch.Tensor) for item in value.values()) if isinstance(value, Mapping) else 0
 
 
-def _dictionaries(value: Mapping[Any, Any], prefix: str = "", depth: int = _DEPTH) -> Iterator[str]:
-    """Dotted paths of all dictionaries that hold tensors, for messages."""
+def _dictionaries(
+    value: Mapping[Any, Any], prefix: str = "", depth: int = _DEPTH, seen: dict[int, int] | None = None
+) -> Iterator[str]:
+    """Dotted paths of all dictionaries that hold tensors, for messages.
+
+    seen : how deep was looked below each dictionary; those that hold one another have no end of paths
+    """
+    seen = {} if seen is None else seen
     for key, item in value.items():
         if isinstance(key, str) and isinstance(item, Mapping):
             if _tensor_count(item):
                 yield prefix + key
-            if depth > 1:
-                yield from _dictionaries(item, f"{prefix}{key}.", depth - 1)
+            if depth > 1 and seen.get(id(item), 1) < depth:
+                seen[id(item)] = depth
+                yield from _dictionaries(item, f"{prefix}{key}.", depth - 1, seen)
 
 
 def _descend(value: object, key: str, depth: int = 8) -> object | None:

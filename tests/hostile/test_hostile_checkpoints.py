@@ -99,6 +99,17 @@ def test_dictionary_that_holds_itself(tmp_path: Path) -> None:
     assert "no tensors" in refused(tmp_path / "c.pt")
 
 
+def test_dictionaries_that_hold_one_another(tmp_path: Path) -> None:
+    """A thousand ways into each of them: the paths to name would never end."""
+    loop: dict[str, Any] = {}
+    loop.update({f"key{n}": loop for n in range(1000)})
+    torch.save({"state_dict": WEIGHTS, "more": {"deep": dict(WEIGHTS)}, "loop": loop}, tmp_path / "model.pt")
+    found = read_checkpoint(tmp_path / "model.pt")
+    assert set(found.tensors) == set(WEIGHTS)
+    torch.save({"loop": loop, "more": {"deep": dict(WEIGHTS)}}, tmp_path / "lost.pt")
+    assert "tensors lie under more.deep" in refused(tmp_path / "lost.pt")
+
+
 @pytest.mark.parametrize("as_torch", [False, True])
 def test_zip_bomb(tmp_path: Path, as_torch: bool) -> None:
     path = tmp_path / "bomb.npz"
