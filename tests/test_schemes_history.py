@@ -384,6 +384,18 @@ def test_a_gap_warns_where_it_may_be_harmless(tmp_path: Path) -> None:
     assert np.any(counts != case.counts[5, "ben"])
 
 
+def test_dates_as_round_numbers_leave_gaps_that_nobody_lists(tmp_path: Path) -> None:
+    case = federate(tmp_path, "feddyn", 10)
+    past = tmp_path / "past"
+    past.mkdir()
+    for number, name in ((1, "r1"), (2, "r2"), (3, "r3"), (4, "run_20260131235959")):
+        case.folder(number).rename(past / name)
+    counts, notes = case.recover(5, "ada", history=[past], round=10**15)
+    assert [note.code for note in notes] == ["history-gap"]
+    assert "lacks round 4, 5, 6, 7, 8, 9, 10, 11…" in notes[0].message
+    assert np.array_equal(counts, case.counts[5, "ada"])
+
+
 def test_a_gap_is_refused_for_scaffold_without_server_variates(tmp_path: Path) -> None:
     plain = federate(tmp_path / "plain", "scaffold", 10)
     archived = federate(tmp_path / "archived", "scaffold", 10, server_controls=True)

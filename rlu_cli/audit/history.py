@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -27,6 +28,8 @@ from rlu_cli.files.regular import is_folder
 GLOBAL_STEM = "global"
 SERVER_CONTROL_STEM = "server_control"
 _ROUND = re.compile(r"(\d+)$")
+_NAMED = 8
+"""How many missing rounds a warning names."""
 
 
 @dataclass(frozen=True)
@@ -292,10 +295,12 @@ def _past_rate(options: TrainingOptions, written: Annotations, now: Annotations,
 def _gaps(rounds: Sequence[PastRound], current: int | None) -> list[Note]:
     """A note when earlier rounds are missing from the history."""
     last = (rounds[-1].number + 1) if current is None else current
-    missing = sorted(set(range(1, last)) - {past.number for past in rounds})
-    if not missing:
+    there = {past.number for past in rounds if 1 <= past.number < last}
+    missing = last - 1 - len(there)  # counted, not listed: a date may stand for the number
+    if missing <= 0:
         return []
-    shown = ", ".join(map(str, missing[:8])) + ("…" if len(missing) > 8 else "")
+    first = islice((number for number in range(1, last) if number not in there), _NAMED)
+    shown = ", ".join(map(str, first)) + ("…" if missing > _NAMED else "")
     message = f"the history lacks round {shown}, which the client is taken to have sat out"
     return [Note("history-gap", message)]
 
