@@ -435,6 +435,18 @@ def test_a_damaged_history_is_a_file_error(tmp_path: Path) -> None:
             find_rounds([manifest], "ada", None)
 
 
+@pytest.mark.parametrize("wrong", ["global", "ada", "update", "control"])
+def test_a_history_of_another_model_is_refused(tmp_path: Path, wrong: str) -> None:
+    """Shapes that don't go together ended as a fault of ours, or an update of them counted as none."""
+    case = federate(tmp_path, "scaffold", 1, server_controls=True)
+    path = case.folder(1) / f"{'ada' if wrong == 'update' else wrong}.safetensors"
+    if wrong == "control":
+        path = case.folder(2) / "server_control.safetensors"
+    save(path, np.ones((N - 1, L + 1)), {"fl.update": "delta"} if wrong == "update" else None)
+    with pytest.raises(MismatchError, match=r"not of one round" if wrong == "update" else "another model"):
+        case.recover(2, "ada")
+
+
 def test_two_sources_may_agree_but_not_differ(tmp_path: Path) -> None:
     case = federate(tmp_path / "one", "feddyn", 1)
     other = federate(tmp_path / "two", "feddyn", 1)

@@ -15,7 +15,7 @@ from rlu_cli.audit.annotations import number as annotation_number
 from rlu_cli.audit.local_model import layer_head, local_head
 from rlu_cli.audit.options import HistoryOptions, TrainingOptions
 from rlu_cli.audit.training import resolve_training
-from rlu_cli.audit.updates import add_update, update_kind
+from rlu_cli.audit.updates import add_update, check_same_tensors, update_kind
 from rlu_cli.core.schemes import step_rates
 from rlu_cli.core.types import FloatArray, Head, LocalTraining, Note
 from rlu_cli.core.variates import ClientState, next_server_control
@@ -68,18 +68,27 @@ class History:
             return self.parameters(checkpoint)
         return stack(layer_head(checkpoint, self.head_name))
 
-    def of_file(self, path: Path) -> FloatArray:
-        """The same of a file."""
-        return self.vector(self.read(path))
+    def of_file(self, path: Path, like: FloatArray) -> FloatArray:
+        """The same of a file, of this round's shape.
 
-    def of_local(self, path: Path, reference: Path) -> tuple[FloatArray, Annotations]:
+        Raises
+        ------
+        MismatchError
+            It is of another network.
+        """
+        return _alike(self.vector(self.read(path)), like, path)
+
+    def of_local(self, path: Path, reference: Path, like: FloatArray) -> tuple[FloatArray, Annotations]:
         """The same of a client's model, whose file may hold an update, and what is written of its round."""
         local, base = self.read(path), self.read(reference)
         annotations = Annotations(local.metadata, base.metadata, read_sidecar(path))
         kind = update_kind(self.options.update, annotations)
+        if kind == "delta":  # what such a file lacks, or has in another shape, counts as unchanged else
+            check_same_tensors(local, base)
         if self.parameters is None:
-            return stack(local_head(local, base, kind, self.head_name)), annotations
-        return self.vector(local if kind == "weights" else add_update(local, base)), annotations
+            return _alike(stack(local_head(local, base, kind, self.head_name)), like, path), annotations
+        whole = self.vector(local if kind == "weights" else add_update(local, base))
+        return _alike(whole, like, path), annotations
 
     def of_absence(self, reference: Path) -> Annotations:
         """What is written of a round that the client sat out."""
@@ -136,11 +145,11 @@ def constant_gradient(
     rounds = [past for past in known if past.number != number]
     total_rate = float(step_rates(training).sum())
     zero = np.zeros_like(now)
-    given = _given_control(history, training.scheme, archived, known, number)
+    given = _given_control(history, now, training.scheme, archived, known, number)
     if archived.client_control is not None:
         if given is None:
             raise MismatchError("expected --server-control beside --client-control: pass both variates")
-        return given - history.of_file(archived.client_control), []
+        return given - history.of_file(archived.client_control, now), []
     if number == 1 and not rounds:
         return zero if given is None else given, []
     if not rounds:
@@ -152,7 +161,7 @@ def constant_gradient(
             f"{notes[0].message}"
         )
     state, control = ClientState.fresh(zero), zero
-    models = (history.of_file(past.reference) for past in rounds)  # two at a time: networks are large
+    models = (history.of_file(past.reference, now) for past in rounds)  # two at a time: networks are large
     before = next(models)
     for past in rounds:
         if number is None and np.array_equal(before, now):
@@ -162,11 +171,11 @@ def constant_gradient(
             )
         after = next(models, now)
         if past.server_control is not None:
-            control = history.of_file(past.server_control)
+            control = history.of_file(past.server_control, now)
         if past.local is None:
             rate = _past_rate(history.options, history.of_absence(past.reference), annotations, total_rate)
         else:
-            local, written = history.of_local(past.local, past.reference)
+            local, written = history.of_local(past.local, past.reference, now)
             rate = _past_rate(history.options, written, annotations, total_rate)
             state = state.after_round(
                 local - before, global_update=after - before, server_control=control, total_rate=rate
@@ -191,6 +200,7 @@ def constant_gradient(
 
 def _given_control(
     history: History,
+    now: FloatArray,
     scheme: str,
     archived: HistoryOptions,
     known: Sequence[PastRound],
@@ -207,7 +217,17 @@ def _given_control(
     path = archived.server_control
     if path is None:
         path = next((now.server_control for now in known if now.number == number), None)
-    return None if path is None else history.of_file(path)
+    return None if path is None else history.of_file(path, now)
+
+
+def _alike(found: FloatArray, like: FloatArray, path: Path) -> FloatArray:
+    """The vector, if it has this round's shape."""
+    if found.shape != like.shape:
+        raise MismatchError(
+            f"expected tensors of this round's shapes in {path}, found others ({found.shape} where the "
+            f"global model has {like.shape}, weights and biases together): it is of another model"
+        )
+    return found
 
 
 def _share(value: str) -> float:
