@@ -218,3 +218,11 @@ def test_a_scheme_that_needs_no_memory_needs_no_first_round(archive: Path, tmp_p
     shutil.rmtree(root / "round_0001")
     pairs = call("evaluate", "--archive", root, *QUICK, "--method", "rlu").document["pairs"]
     assert all("history-gap" in pair["warnings"] for pair in pairs if pair["method"] == "rlu")
+
+
+def test_checksums_beside_checkpoints_are_passed_over(archive: Path, tmp_path: Path) -> None:
+    root = shutil.copytree(archive, tmp_path / "a")
+    for path in sorted(root.glob("round_*/*.safetensors")):
+        path.with_name(f"{path.name}.sha256").write_text("abc", encoding="utf-8")
+    pairs = call("evaluate", "--archive", root, *QUICK, "--method", "random").document["pairs"]
+    assert pairs == call("evaluate", "--archive", archive, *QUICK, "--method", "random").document["pairs"]

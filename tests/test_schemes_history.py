@@ -447,6 +447,17 @@ def test_a_history_of_another_model_is_refused(tmp_path: Path, wrong: str) -> No
         case.recover(2, "ada")
 
 
+def test_notes_beside_checkpoints_are_passed_over(tmp_path: Path) -> None:
+    """The last file of a name was taken for the checkpoint, whatever it held."""
+    case = federate(tmp_path, "feddyn", 10)
+    for name in ("global.json", "global.sha256", "global.txt", "ada.yaml"):
+        (case.folder(2) / name).write_text("abc", encoding="utf-8")
+    assert case.exact(4, "ada")
+    torch.save({"head.weight": torch.zeros(N, L), "head.bias": torch.zeros(N)}, case.folder(2) / "ada.pt")
+    with pytest.raises(FileError, match=r"one checkpoint called ada, found ada\.pt, ada\.safetensors"):
+        case.recover(4, "ada")
+
+
 def test_two_sources_may_agree_but_not_differ(tmp_path: Path) -> None:
     case = federate(tmp_path / "one", "feddyn", 1)
     other = federate(tmp_path / "two", "feddyn", 1)

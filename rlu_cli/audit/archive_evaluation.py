@@ -19,6 +19,7 @@ from rlu_cli.core.metrics import Scores, score_bounds, score_counts, uniform_cou
 from rlu_cli.core.reliability import GRADES, Reliability
 from rlu_cli.core.types import IntArray
 from rlu_cli.errors import FileError, MismatchError
+from rlu_cli.files.checkpoint import is_checkpoint
 from rlu_cli.files.regular import is_folder
 from rlu_cli.files.text import one_line
 from rlu_cli.simulation.archive import AUX, TRUTH, TruthLine, read_truth_lines, round_folder
@@ -197,6 +198,8 @@ def _only_file(folder: Path, stem: str) -> Path:
     """The one checkpoint in ``folder`` of that name, whatever its suffix."""
     files = folder.iterdir() if is_folder(folder) else ()
     found = sorted(path for path in files if path.name.startswith(f"{stem}.") and path.suffix != ".json")
+    if len(found) > 1:  # a checksum or a note may lie beside it
+        found = [path for path in found if is_checkpoint(path)]
     if len(found) != 1:
         raise MismatchError(
             f"expected one checkpoint {one_line(stem, 60)}.* in {folder}, found {len(found)}: restore the "

@@ -20,7 +20,7 @@ from rlu_cli.core.schemes import step_rates
 from rlu_cli.core.types import FloatArray, Head, LocalTraining, Note
 from rlu_cli.core.variates import ClientState, next_server_control
 from rlu_cli.errors import FileError, MismatchError
-from rlu_cli.files.checkpoint import Checkpoint, read_checkpoint
+from rlu_cli.files.checkpoint import Checkpoint, is_checkpoint, read_checkpoint
 from rlu_cli.files.json_io import parse_json
 from rlu_cli.files.metadata import read_sidecar
 from rlu_cli.files.regular import is_folder
@@ -255,18 +255,28 @@ def _from_folder(root: Path, client: str) -> list[PastRound]:
         match = _ROUND.search(folder.name)
         if match is None or not folder.is_dir():
             continue
-        files = {path.stem: path for path in sorted(folder.iterdir()) if path.is_file()}
-        if GLOBAL_STEM not in files:
+        reference = _checkpoint(folder, GLOBAL_STEM)
+        if reference is None:
             raise FileError(f"{folder}: expected a global checkpoint, found none; name it global.safetensors")
-        rounds.append(
-            PastRound(int(match[1]), files[GLOBAL_STEM], files.get(client), files.get(SERVER_CONTROL_STEM))
-        )
+        own, control = _checkpoint(folder, client), _checkpoint(folder, SERVER_CONTROL_STEM)
+        rounds.append(PastRound(int(match[1]), reference, own, control))
     if not rounds:
         raise FileError(
             f"{root}: expected round folders such as round_0001, each with global.safetensors and the "
             "clients' checkpoints, found none"
         )
     return rounds
+
+
+def _checkpoint(folder: Path, stem: str) -> Path | None:
+    """The checkpoint of that name in a round's folder, whatever lies beside it (``global.sha256``)."""
+    found = [path for path in sorted(folder.iterdir()) if path.stem == stem and path.is_file()]
+    if len(found) > 1:
+        found = [path for path in found if is_checkpoint(path)] or found[:1]
+    if len(found) > 1:
+        names = ", ".join(path.name for path in found)
+        raise FileError(f"{folder}: expected one checkpoint called {stem}, found {names}; keep one of them")
+    return found[0] if found else None
 
 
 def _from_manifest(path: Path) -> list[PastRound]:

@@ -157,6 +157,15 @@ def _plain_tensors(path: Path, found: Mapping[Any, Any]) -> tuple[dict[str, Tens
     return tensors, [f"ignored entries that aren't tensors: {names(ignored)}"] if ignored else []
 
 
+def is_checkpoint(path: Path) -> bool:
+    """Whether a file is of a kind that can be read, by its content.
+
+    Raises:
+        FileError: It can't be opened.
+    """
+    return sniff(path) in _FORMATS
+
+
 def read_checkpoint(
     path: Path | str,
     *,
