@@ -258,7 +258,7 @@ def test_the_manifest_says_the_same_as_the_folder(tmp_path: Path) -> None:
                 entry["local"] = f"a{number}.safetensors"
             lines.append(json.dumps(entry))
         manifest = case.root / "ada.ndjson"
-        manifest.write_text("\n".join(reversed(lines)) + "\n\n", encoding="utf-8")
+        manifest.write_text("\n".join(reversed(lines)) + "\n\n", encoding="utf-8-sig")  # as Windows
         last = case.folder(5)
         (case.root / "g5.safetensors").rename(last / "global.safetensors")
         (case.root / "a5.safetensors").rename(last / "ada.safetensors")
@@ -354,6 +354,25 @@ def test_round_one_needs_no_history(tmp_path: Path, scheme: str) -> None:
         assert case.exact(1, client, history=None)
 
 
+@pytest.mark.parametrize("scheme", STATEFUL)
+def test_rounds_may_be_counted_from_zero(tmp_path: Path, scheme: str) -> None:
+    """Round 0 was said to need the rounds 1 to -1."""
+    case = federate(tmp_path, scheme, 10)
+    for number in ROUNDS:
+        case.folder(number).rename(case.folder(number - 1))
+        path = case.folder(number - 1) / "global.safetensors"
+        stored = read_checkpoint(path)
+        save(path, stack(head_of(stored.tensors)), {"fl.round": str(number - 1)})
+    case.counts = {(number - 1, client): counts for (number, client), counts in case.counts.items()}
+    assert np.array_equal(case.recover(0, "ada", history=None)[0], case.counts[0, "ada"])
+    for number in (0, 1, 4):
+        assert np.array_equal(case.recover(number, "ada")[0], case.counts[number, "ada"])
+    path = case.folder(0) / "global.safetensors"
+    save(path, stack(head_of(read_checkpoint(path).tensors)), {"fl.round": "-3"})
+    with pytest.raises(MismatchError, match="round in the global checkpoint's metadata: expected a round's"):
+        case.recover(0, "ada")
+
+
 def test_without_a_round_number_history_must_be_earlier(tmp_path: Path) -> None:
     case = federate(tmp_path, "feddyn", 10)
     reference = case.folder(4) / "global.safetensors"
@@ -427,7 +446,10 @@ def test_a_damaged_history_is_a_file_error(tmp_path: Path) -> None:
         find_rounds([empty], "ada", None)
     with pytest.raises(FileError, match="can't be read"):
         find_rounds([tmp_path / "nothing"], "ada", None)
+    with pytest.raises(FileError, match="device or pipe"):
+        find_rounds([Path("/dev/zero")], "ada", None)
     damaged = ('{"round": 1}', "[1]", '{"round": "x", "global": "g"}', "no", '{"round": 1, "global": 3}')
+    damaged = (*damaged, '{"round": 2.5, "global": "g"}', '{"round": true, "global": "g"}')
     for line in damaged:
         manifest = tmp_path / "m.ndjson"
         manifest.write_text(line + "\n", encoding="utf-8")

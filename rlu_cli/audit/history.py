@@ -23,11 +23,12 @@ from rlu_cli.errors import FileError, MismatchError
 from rlu_cli.files.checkpoint import Checkpoint, is_checkpoint, read_checkpoint
 from rlu_cli.files.json_io import parse_json
 from rlu_cli.files.metadata import read_sidecar
-from rlu_cli.files.regular import is_folder
+from rlu_cli.files.regular import is_folder, read_bounded
 
 GLOBAL_STEM = "global"
 SERVER_CONTROL_STEM = "server_control"
 _ROUND = re.compile(r"(\d+)$")
+_MANIFEST_LIMIT = 64 * 2**20
 _NAMED = 8
 """How many missing rounds a warning names."""
 
@@ -139,7 +140,7 @@ def constant_gradient(
     MismatchError
         Rounds or variates that the scheme needs are missing; the message names them.
     """
-    number = annotations.get("round", archived.round, whole)
+    number = annotations.get("round", archived.round, _number)
     participation = annotations.get("participation", archived.participation, _share)
     known = find_rounds(archived.history or [], client, None if number is None else number + 1)
     rounds = [past for past in known if past.number != number]
@@ -150,7 +151,7 @@ def constant_gradient(
         if given is None:
             raise MismatchError("expected --server-control beside --client-control: pass both variates")
         return given - history.of_file(archived.client_control, now), []
-    if number == 1 and not rounds:
+    if number is not None and number <= 1 and not rounds:  # some count from 0
         return zero if given is None else given, []
     if not rounds:
         raise MismatchError(_missing_history(training.scheme, number))
@@ -230,6 +231,13 @@ def _alike(found: FloatArray, like: FloatArray, path: Path) -> FloatArray:
     return found
 
 
+def _number(value: str) -> int:
+    number = whole(value)
+    if number < 0:
+        raise ValueError("expected a round's number, at least 0")
+    return number
+
+
 def _share(value: str) -> float:
     share = annotation_number(value)
     if not 0 < share <= 1:
@@ -281,7 +289,7 @@ def _checkpoint(folder: Path, stem: str) -> Path | None:
 
 def _from_manifest(path: Path) -> list[PastRound]:
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = read_bounded(path, _MANIFEST_LIMIT).decode("utf-8-sig").splitlines()
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or "it is not text"
         raise FileError(
@@ -296,7 +304,7 @@ def _from_manifest(path: Path) -> list[PastRound]:
             local, control = entry.get("local"), entry.get("server_control")
             rounds.append(
                 PastRound(
-                    int(entry["round"]),
+                    _number(str(entry["round"])),
                     path.parent / entry["global"],
                     None if local is None else path.parent / local,
                     None if control is None else path.parent / control,
