@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from cli_tools import AUX, PLAIN, SAMPLES, Outcome, State, call, metadata, sample, tensors
+from cli_tools import AUX, PLAIN, QUICK, SAMPLES, Outcome, State, call, metadata, sample, tensors
 from safetensors.torch import save_file
 
 from rlu_cli.models import build_model, parse_spec
@@ -163,3 +164,24 @@ def test_eight_bit_numbers(tmp_path: Path, models: tuple[State, State], dtype: t
     broken = {name: tensor.to(dtype) for name, tensor in models[1].items()}
     broken["fc3.bias"] = torch.full((10,), float("nan")).to(dtype)
     assert "NaN" in recover(g, FORMS["safetensors"](tmp_path / "n", broken)).refusal(4)
+
+
+def test_the_index_of_shards_does_not_stand_for_their_weights(
+    tmp_path: Path, models: tuple[State, State]
+) -> None:
+    """It is the same in every round, so statistics of another round's model were taken for this one's."""
+    indices = []
+    for name, state in zip(("one", "two"), models, strict=True):
+        (tmp_path / name).mkdir()
+        indices.append(FORMS["sharded"](tmp_path / name / "model", state))
+    assert indices[0].read_bytes() == indices[1].read_bytes()
+    stats = tmp_path / "s.safetensors"
+    about = ["--aux", AUX, "--arch", VALUES["fl.arch"], *QUICK, "-o", stats]
+    made = call("estimate-logits", "--global", indices[0], *about).document
+    found = [call("inspect", path).document["sha256"] for path in indices]
+    assert found[0] == made["inputs"]["global"]["sha256"] != found[1]
+    shards = sorted(indices[0].parent.glob("*.safetensors"))
+    digests = [hashlib.sha256(path.read_bytes()).hexdigest() for path in (indices[0], *shards)]
+    assert found[0] == hashlib.sha256("\n".join(digests).encode()).hexdigest()
+    message = recover(indices[1], indices[0], "--stats", stats).refusal(4)
+    assert "those of another global model" in message

@@ -43,9 +43,9 @@ from rlu_cli.core.types import FloatArray, Head, LocalTraining, ModelStatistics,
 from rlu_cli.core.variates import STATEFUL
 from rlu_cli.errors import MismatchError, UsageError
 from rlu_cli.files.checkpoint import Checkpoint, read_checkpoint
-from rlu_cli.files.hashing import sha256_file
 from rlu_cli.files.metadata import read_sidecar
 from rlu_cli.files.model_config import ModelConfig, read_config
+from rlu_cli.files.shards import sha256_checkpoint
 from rlu_cli.files.state_dict import join_weight_norm
 
 
@@ -86,7 +86,7 @@ class Auditor:
         self.options = self._asked = model or ModelOptions()
         first = self._read(locals_[0]) if locals_ else None
         self.reference = self._read(reference, alone=first is None)
-        self.sha256 = sha256_file(reference)
+        self.sha256 = sha256_checkpoint(reference)
         check_finite(self.reference.tensors, where=reference)
         self.config = read_config(reference)
         self.annotations = self._annotations(first, self._config_beside(first))

@@ -14,7 +14,7 @@ from rlu_cli.core.methods.rlu import searches
 from rlu_cli.core.recover import recover_together
 from rlu_cli.core.types import Note, Observation, Recovery
 from rlu_cli.errors import RluError
-from rlu_cli.files.hashing import sha256_file
+from rlu_cli.files.shards import sha256_checkpoint
 
 _TOGETHER, _BYTES = 16, 2**28
 """Clients that are recovered together at most, and bytes of the local models' statistics."""
@@ -66,7 +66,7 @@ class OpenedRound(_Round):
     def recovered(self, recoveries: tuple[Recovery, ...]) -> ClientRound:
         """With its counts."""
         known = {part.name: getattr(self, part.name) for part in fields(_Round)}
-        return ClientRound(**known, sha256=sha256_file(self.path), recoveries=recoveries)
+        return ClientRound(**known, sha256=sha256_checkpoint(self.path), recoveries=recoveries)
 
 
 def recovered(rounds: Iterable[OpenedRound]) -> Iterator[ClientRound]:

@@ -12,7 +12,7 @@ from rlu_cli.audit.candidates import head_candidates
 from rlu_cli.audit.report import envelope
 from rlu_cli.errors import RluError
 from rlu_cli.files.checkpoint import read_checkpoint
-from rlu_cli.files.hashing import sha256_file
+from rlu_cli.files.shards import sha256_checkpoint
 from rlu_cli.models import ModelSpec, build_model, find_head, match_builtin
 
 
@@ -26,7 +26,7 @@ def inspection_document(path: Path, key: str | None = None) -> dict[str, Any]:
     return {
         **envelope("inspect"),
         "path": str(path),
-        "sha256": sha256_file(path),
+        "sha256": sha256_checkpoint(path),
         "bytes": path.stat().st_size,
         "format": checkpoint.format,
         "tensors": [

@@ -17,7 +17,8 @@ from rlu_cli.core.embedding import weight_direction
 from rlu_cli.core.residuals import ResidualPath
 from rlu_cli.core.types import FloatArray, Head, LocalTraining, ModelStatistics, Note
 from rlu_cli.files.checkpoint import Checkpoint
-from rlu_cli.files.hashing import CHECKSUM, sha256_file, sha256_tensors
+from rlu_cli.files.hashing import CHECKSUM, sha256_tensors
+from rlu_cli.files.shards import sha256_checkpoint
 
 
 class Measurements:
@@ -150,7 +151,7 @@ class Measurements:
             slot = self._cache.slot(facts, self._run)
 
         def about() -> dict[str, Any]:
-            return self.about(self._sha256 if local is None else sha256_file(local.path), batch_size)
+            return self.about(self._sha256 if local is None else sha256_checkpoint(local.path), batch_size)
 
         return Measurement(self._source, self._run, local, batch_size, has_unit, slot=slot, about=about)
 

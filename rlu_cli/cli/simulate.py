@@ -55,7 +55,7 @@ def simulate(
     from rlu_cli.cli.console import Terminal, round_progress
     from rlu_cli.cli.output import open_output
     from rlu_cli.files.checkpoint import read_checkpoint
-    from rlu_cli.files.hashing import sha256_file
+    from rlu_cli.files.shards import sha256_checkpoint
     from rlu_cli.images.datasets import open_dataset
     from rlu_cli.simulation.plot import plot_partition
     from rlu_cli.simulation.run import Simulator
@@ -66,7 +66,7 @@ def simulate(
         images = open_dataset(data, progress=update)
     simulator = Simulator(
         Simulation(
-            data, arch, normalize, seed, training, options, None if init is None else sha256_file(init)
+            data, arch, normalize, seed, training, options, None if init is None else sha256_checkpoint(init)
         ),
         images,
         output,

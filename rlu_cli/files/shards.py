@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlu_cli.errors import FileError
+from rlu_cli.files.hashing import sha256_file
 from rlu_cli.files.json_io import read_json
 from rlu_cli.files.metadata import as_text
 from rlu_cli.files.refusals import describe_refusal
@@ -50,6 +52,19 @@ def _read_shard(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
         found = read_torch(path, is_zip=kind is FileKind.TORCH_ZIP)
         return found if isinstance(found, dict) else {}, {}
     raise FileError(describe_refusal(kind, path))
+
+
+def sha256_checkpoint(path: Path) -> str:
+    """Hexadecimal SHA-256 of a checkpoint's file; of a sharded one, of the digests of its index and shards.
+
+    An index alone is the same in every round: names and sizes are all that it holds.
+    """
+    own = sha256_file(path)
+    if sniff(path) is not FileKind.SAFETENSORS_INDEX:
+        return own
+    shards = sorted(set(_weight_map(path, read_json(path, limit=INDEX_LIMIT)).values()))
+    digests = [own, *(sha256_file(path.parent / name) for name in shards)]
+    return hashlib.sha256("\n".join(digests).encode()).hexdigest()
 
 
 def read_sharded(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
