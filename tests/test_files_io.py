@@ -64,6 +64,19 @@ def test_link_is_followed_and_device_written_to(tmp_path: Path) -> None:
     assert stat.S_ISCHR(Path("/dev/null").stat().st_mode)
 
 
+@pytest.mark.skipif(os.name != "posix", reason="pipes with names")
+def test_pipes_are_written_to() -> None:
+    """/dev/fd/N, as the shell's >(…) gives it and /dev/stdout too, resolves to a name that nothing has."""
+    there, here = os.pipe()
+    write_bytes(f"/dev/fd/{here}", b"through")
+    os.close(here)
+    with os.fdopen(there, "rb") as reader:
+        assert reader.read() == b"through"
+    if Path("/dev/full").exists():
+        with pytest.raises(FileError, match="/dev/full: can't be written"):
+            write_bytes("/dev/full", b"x")
+
+
 def test_unwritable(tmp_path: Path) -> None:
     with pytest.raises(FileError, match="No such file or directory"):
         write_bytes(tmp_path / "absent" / "f", b"")

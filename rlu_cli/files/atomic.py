@@ -39,8 +39,15 @@ def _open_temporary(target: Path) -> tuple[Path, BinaryIO]:
 @contextmanager
 def _direct(path: Path) -> Iterator[BinaryIO]:
     """Devices and pipes (``/dev/null``) can't be renamed over: write straight into them."""
-    with path.open("wb") as handle:
-        yield handle
+    try:
+        with path.open("wb") as handle:
+            yield handle
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        if error.errno in _WRITE_FAULTS or error.filename == str(path):
+            raise _refusal(path, error) from error
+        raise
 
 
 @contextmanager
@@ -55,8 +62,9 @@ def atomic_write(path: Path | str) -> Iterator[BinaryIO]:
     target = Path(os.path.realpath(path))
     if is_folder(target):
         raise FileError(f"{path}: expected a file to write, found a folder; give a file name.")
-    if exists(target) and not is_file(target):
-        with _direct(target) as direct:
+    # A pipe is seen under the name given alone: /dev/stdout resolves to one that nothing has.
+    if exists(Path(path)) and not is_file(Path(path)):
+        with _direct(Path(path)) as direct:
             yield direct
         return
     try:
