@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import sys
 import textwrap
 from collections.abc import Callable
@@ -121,6 +122,28 @@ def test_printing_stays_off_stdout(write: Write, capsys: pytest.CaptureFixture[s
     captured = capsys.readouterr()
     assert captured.out == ""
     assert captured.err.split("\n")[:2] == ["at import", "at call"]
+
+
+def test_printing_in_forward_passes_stays_off_stdout(
+    write: Write, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write(
+        """
+        class Net(nn.Linear):
+            def forward(self, x):
+                print("shape", tuple(x.shape))
+                return super().forward(x)
+        """
+    )
+    model = build(f"{path}:Net:in_features=2,out_features=3")
+    for each in (model, copy.deepcopy(model)):
+        assert each(torch.ones(1, 2)).shape == (1, 3)
+        with pytest.raises(RuntimeError):
+            each(torch.ones(1, 5))
+    sys.stdout.write("result\n")
+    captured = capsys.readouterr()
+    assert captured.out == "result\n"
+    assert captured.err.split("\n")[:4] == ["shape (1, 2)", "shape (1, 5)"] * 2
 
 
 def test_missing_file_and_folder(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
+from typing import TextIO
 
 from torch import nn
 
@@ -39,8 +40,26 @@ def build_user_model(spec: ModelSpec) -> nn.Module:
     with _importable(folder), contextlib.redirect_stdout(sys.stderr):
         if spec.kind == "file":
             with _forgotten_siblings(folder):
-                return _call(spec, _attribute(_import_file(spec.target), spec))
-        return _call(spec, _attribute(_import_module(spec.target), spec))
+                model = _call(spec, _attribute(_import_file(spec.target), spec))
+        else:
+            model = _call(spec, _attribute(_import_module(spec.target), spec))
+    _print_to_stderr(model)
+    return model
+
+
+def _print_to_stderr(model: nn.Module) -> None:
+    """Send what the model prints in its forward passes there too; copies of it do the same."""
+    before: list[TextIO] = []
+
+    def enter(module: nn.Module, images: object) -> None:
+        before.append(sys.stdout)
+        sys.stdout = sys.stderr
+
+    def leave(module: nn.Module, images: object, output: object) -> None:
+        sys.stdout = before.pop()
+
+    model.register_forward_pre_hook(enter, prepend=True)
+    model.register_forward_hook(leave, always_call=True)
 
 
 def _import_file(target: str) -> ModuleType:
