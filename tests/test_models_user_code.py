@@ -222,6 +222,8 @@ def test_missing_attribute_lists_what_can_be_called(write: Write) -> None:
             "def make(width, depth=1): return nn.Linear(width, 1)",
             "'width'.*accepts the keywords width, depth",
         ),
+        ("def make(): return nn.Sequential(nn.LazyLinear(3))", r"shape from the first input \(0\.weight"),
+        ("make = nn.Sequential(nn.Linear(2, 3), nn.LazyBatchNorm1d())", r"shape from the first input \(1\."),
     ],
 )
 def test_wrong_factory(write: Write, code: str, message: str) -> None:

@@ -20,6 +20,7 @@ from types import ModuleType
 from typing import TextIO
 
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from rlu_cli.errors import FileError, UsageError
 from rlu_cli.files.regular import is_file, is_folder
@@ -125,7 +126,7 @@ def _call(spec: ModelSpec, factory: object) -> nn.Module:
                 f"{spec.name} is a model already and takes no keyword arguments, got "
                 f"{', '.join(spec.kwargs)}."
             )
-        return copy.deepcopy(factory)
+        return copy.deepcopy(_checked(factory, spec))
     if not callable(factory):
         raise UsageError(
             f"{spec.name} is of type {type(factory).__name__}: expected a function or nn.Module."
@@ -138,6 +139,17 @@ def _call(spec: ModelSpec, factory: object) -> nn.Module:
         raise UsageError(f"Calling {spec.name} failed: {_describe(error, path)}") from error
     if not isinstance(model, nn.Module):
         raise UsageError(f"{spec.name} returned {type(model).__name__}: expected a torch.nn.Module.")
+    return _checked(model, spec)
+
+
+def _checked(model: nn.Module, spec: ModelSpec) -> nn.Module:
+    """The model, if all its weights have shapes."""
+    lazy = [name for name, weight in model.state_dict(keep_vars=True).items() if is_lazy(weight)]
+    if lazy:
+        raise UsageError(
+            f"{spec.name} has layers that take their shape from the first input ({', '.join(lazy[:3])}): let "
+            "it pass a batch of zeros through the model once before it returns the model."
+        )
     return model
 
 
