@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from cli_tools import AUX, QUICK, call, check_fields, metadata, tensors, write_safetensors
@@ -166,6 +167,10 @@ def test_init(tmp_path: Path) -> None:
     assert "initial checkpoint" in call("simulate", *refused, wrong).refusal(4)
     call("simulate", *refused, tmp_path / "absent.safetensors").refusal(3)
     assert not (tmp_path / "b").exists()
+    np.savez(tmp_path / "start.npz", *(tensor.numpy() for tensor in start.values()))  # without names
+    call("simulate", *refused, tmp_path / "start.npz").document  # noqa: B018
+    first = tensors(tmp_path / "b" / "round_0001" / "global.safetensors")
+    assert all(torch.equal(first[name], start[name]) for name in start)
 
 
 @pytest.mark.parametrize(

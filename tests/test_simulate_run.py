@@ -48,6 +48,16 @@ class Net(nn.Module):
 
     def forward(self, images):
         return self.fc(self.scale * self.body(images))
+
+class Inner(nn.Module):
+    # All names begin as those in a wrapper do, and a weight is stored in two parts.
+    def __init__(self):
+        super().__init__()
+        layer = nn.utils.parametrizations.weight_norm(nn.Linear(64, 20))
+        self.model = nn.Sequential(nn.Flatten(), layer, nn.ReLU(), nn.Linear(20, 10))
+
+    def forward(self, images):
+        return self.model(images)
 """
 
 
@@ -359,6 +369,22 @@ def test_init_is_the_first_global_model(digits: ImageSet, tmp_path: Path) -> Non
     start = LeNet5(image_size=8, padding=4).state_dict()
     run(simulation(rounds=1), digits, tmp_path, start=start)
     assert all(torch.equal(tensor, start[name]) for name, tensor in state(tmp_path, 1).items())
+
+
+@pytest.mark.parametrize("scheme", ["fedavg", "feddyn"])
+def test_names_that_reading_changes(digits: ImageSet, tmp_path: Path, scheme: str) -> None:
+    """A wrapper's prefix and weight norm's parts are undone in what is read, so resuming ended as a fault."""
+    (tmp_path / "net.py").write_text(USER_MODEL, encoding="utf-8")
+    what = simulation(arch=f"{tmp_path / 'net.py'}:Inner", training=SCHEMES[scheme], rounds=3)
+    whole, halted, other = (tmp_path / name for name in ("whole", "halted", "other"))
+    run(what, digits, whole, allow_user_code=True)
+    run(replace(what, options=replace(what.options, rounds=1)), digits, halted, allow_user_code=True)
+    resumed = run(what, digits, halted, allow_user_code=True)
+    assert [report.resumed for report in resumed] == [True, False, False]
+    assert content(halted) == content(whole)
+    first = read_checkpoint(whole / "final.safetensors")
+    run(what, digits, other, allow_user_code=True, start=first)
+    assert all(torch.equal(tensor, first.tensors[name]) for name, tensor in state(other, 1).items())
 
 
 def test_users_own_model_with_dropout(digits: ImageSet, tmp_path: Path) -> None:

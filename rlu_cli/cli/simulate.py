@@ -70,7 +70,7 @@ def simulate(
         ),
         images,
         output,
-        start=None if init is None else read_checkpoint(init).tensors,
+        start=None if init is None else read_checkpoint(init),
         allow_user_code=True,
         device=device,
     )

@@ -14,11 +14,12 @@ from torch import Tensor
 from rlu_cli.audit.annotations import Annotations
 from rlu_cli.audit.devices import choose_device
 from rlu_cli.audit.history import GLOBAL_STEM, SERVER_CONTROL_STEM
+from rlu_cli.audit.network import named_tensors
 from rlu_cli.audit.options import TrainingOptions
 from rlu_cli.audit.training import resolve_training
 from rlu_cli.core.types import IntArray, LocalTraining
 from rlu_cli.errors import MismatchError, UsageError
-from rlu_cli.files.checkpoint import read_checkpoint
+from rlu_cli.files.checkpoint import Checkpoint, read_checkpoint
 from rlu_cli.images import ImageSet, parse_normalization
 from rlu_cli.models import ModelSpec, build_model, flatten_logits, load_weights, parse_spec
 from rlu_cli.simulation import archive
@@ -56,7 +57,8 @@ class Simulator:
     simulation : the full description
     images : the data
     root : where the archive goes
-    start : weights of the first global model, None for a fresh model
+    start : weights of the first global model, by the model's own names or as a file has them; None for a
+        fresh model
     allow_user_code : whether the architecture may be the user's own code
     """
 
@@ -66,7 +68,7 @@ class Simulator:
         images: ImageSet,
         root: Path,
         *,
-        start: Mapping[str, Tensor] | None = None,
+        start: Mapping[str, Tensor] | Checkpoint | None = None,
         allow_user_code: bool = False,
         device: str = "auto",
     ) -> None:
@@ -81,6 +83,8 @@ class Simulator:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(simulation.seed)
             self.model = build_model(spec, allow_user_code=allow_user_code)
+        if isinstance(start, Checkpoint):
+            start = named_tensors(start, self.model)
         if start is not None:
             load_weights(self.model, start, where="the initial checkpoint")
         self.model.to(self.device)
@@ -198,7 +202,8 @@ class Simulator:
         folder = archive.round_folder(self.root, number)
         contributions = []
         for client in participants:
-            sent = read_checkpoint(folder / f"{archive.client_name(client)}.safetensors").tensors
+            stored = read_checkpoint(folder / f"{archive.client_name(client)}.safetensors")
+            sent = named_tensors(stored, self.model)  # reading takes a wrapper's prefix off all names
             training = self._training(len(self.data.shares[client]))
             contributions.append(self._contribution(client, sent, training))
         self.server.close_round(contributions)
