@@ -58,6 +58,10 @@ class Inner(nn.Module):
 
     def forward(self, images):
         return self.model(images)
+
+class Pair(Net):
+    def forward(self, images):
+        return super().forward(images), images.mean()
 """
 
 
@@ -385,6 +389,16 @@ def test_names_that_reading_changes(digits: ImageSet, tmp_path: Path, scheme: st
     first = read_checkpoint(whole / "final.safetensors")
     run(what, digits, other, allow_user_code=True, start=first)
     assert all(torch.equal(tensor, first.tensors[name]) for name, tensor in state(other, 1).items())
+
+
+def test_logits_first_among_several_outputs(digits: ImageSet, tmp_path: Path) -> None:
+    """As models with auxiliary classifiers answer in training."""
+    (tmp_path / "net.py").write_text(USER_MODEL, encoding="utf-8")
+    for name in ("Net", "Pair"):
+        what = simulation(arch=f"{tmp_path / 'net.py'}:{name}", rounds=2)
+        run(what, digits, tmp_path / name, allow_user_code=True)
+    both = [state(tmp_path / name, 2) for name in ("Net", "Pair")]
+    assert all(torch.equal(tensor, both[1][name]) for name, tensor in both[0].items())
 
 
 def test_users_own_model_with_dropout(digits: ImageSet, tmp_path: Path) -> None:

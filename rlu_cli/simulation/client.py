@@ -12,6 +12,7 @@ from torch.optim.sgd import sgd
 
 from rlu_cli.core.schemes import step_rates
 from rlu_cli.core.types import IntArray, LocalTraining
+from rlu_cli.models import flatten_logits
 
 Batch = tuple[Tensor, Tensor]
 
@@ -46,7 +47,7 @@ def local_training(
     constants = [constant[name] for name in names] if constant else None
     loss_function = nn.CrossEntropyLoss()
     for rate, (images, labels) in zip(rates, batches, strict=True):
-        loss = loss_function(model(images), labels)
+        loss = loss_function(flatten_logits(model(images)), labels)
         found = torch.autograd.grad(loss, parameters, allow_unused=True)
         with torch.no_grad():
             grads = [torch.zeros_like(p) if g is None else g for p, g in zip(parameters, found, strict=True)]
