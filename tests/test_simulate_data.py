@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -151,3 +152,15 @@ def test_random_streams_are_independent() -> None:
     seeds = {stream_seed(seed, purpose, *key) for seed in range(3) for purpose in range(3) for key in keys}
     assert len(seeds) == 3 * 3 * len(keys)
     assert stream_seed(1, 2, 3) == stream_seed(1, 2, 3)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["../up", "/tmp/rlu-never-there", "AC/DC", "a\\b", "", ".", "..", ".x", "__MACOSX", "1", "x" * 256],
+)
+def test_class_names_that_are_no_folders(digits: ImageSet, name: str) -> None:
+    """A data set's own names could say where on the disk images are written; two of one name lost a class."""
+    images = replace(digits, names=(name, *digits.names[1:]))
+    with pytest.raises(MismatchError, match="names of different folders"):
+        federated(images)
+    assert federated(images, aux_per_class=0).names[0] == name

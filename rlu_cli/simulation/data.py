@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +14,7 @@ from torch import Tensor
 from rlu_cli.audit.options import SimulationOptions
 from rlu_cli.core.types import IntArray
 from rlu_cli.errors import MismatchError
+from rlu_cli.files.text import one_line
 from rlu_cli.images import ImageSet, Normalization
 from rlu_cli.images.datasets import per_class_subset
 from rlu_cli.simulation.partition import dirichlet_partition
@@ -20,6 +24,9 @@ _IN_MEMORY_BYTES = 2**31
 """Normalised images are kept up to this size, and made batch by batch above it."""
 
 _TEST_SIZE = 1000
+
+_LONGEST_NAME = 240
+"""Bytes of a folder's name, with room for what marks it unfinished."""
 
 
 class FederatedData:
@@ -51,6 +58,7 @@ class FederatedData:
         self._inputs = normalization.apply(self._pixels) if small else None
         self.aux = np.empty(0, dtype=np.int64)
         if options.aux_per_class:
+            _check_folder_names(self.names)
             self.aux = per_class_subset(images, options.aux_per_class, stream_seed(seed, SPLIT))
         rest = np.setdiff1d(np.arange(len(self.labels)), self.aux)
         held_out = options.test_size
@@ -98,3 +106,21 @@ class FederatedData:
                 image = Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels)
                 image.save(unfinished / f"{number:04d}.png")
             unfinished.rename(folder)
+
+
+def _check_folder_names(names: Sequence[str]) -> None:
+    """Refuse class names that would lie elsewhere as folders, be passed over, or be one folder.
+
+    They may come from a file that somebody else made.
+
+    Raises
+    ------
+    MismatchError
+    """
+    for name, count in Counter(names).items():
+        passed_over = not name or name.startswith(".") or name == "__MACOSX"
+        if passed_over or set(name) & set("/\\\0") or len(os.fsencode(name)) > _LONGEST_NAME or count > 1:
+            raise MismatchError(
+                "expected class names that can be the names of different folders, of auxiliary images, found "
+                f"{one_line(repr(name), 60)}: rename the class, or pass --aux-per-class 0"
+            )
