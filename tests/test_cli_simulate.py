@@ -68,6 +68,7 @@ def test_the_documented_call_works(tmp_path: Path) -> None:
         [],
         ["--momentum", 0.9, "--nesterov", "--weight-decay", 0.001],
         ["--lr-decay", 0.9, "--scheme", "fedprox", "--lambda", 1.0],
+        ["--scheme", "fedprox", "--lambda", 0],
         ["--normalize", "mean=0.3;std=0.4", "--arch", "lenet5:activation=elu"],
     ],
     ids=lambda how: " ".join(map(str, how)),

@@ -23,7 +23,8 @@ _TINY = 1e-6
 _MOST = 1e30
 """Noise and clipping norms that arithmetic can take."""
 
-_PULLED = ("fedprox", "feddyn", "feddc")
+PULLED = ("fedprox", "feddyn", "feddc")
+"""Schemes with a coefficient, which must be said."""
 
 _HARMLESS = "1e-9"
 """A learning rate that no other value is too large for."""
@@ -132,7 +133,7 @@ def _resolve(options: TrainingOptions, annotations: Annotations, *, may_estimate
             ("lr (--lr; auto estimates it)" if may_estimate else "lr (--lr)", lr is None),
             ("batch size (--batch-size)", batch_size is None),
             ("steps (--steps, or --epochs with --dataset-size)", not counted),
-            ("lambda (--lambda)", scheme in _PULLED and pull is None),
+            ("lambda (--lambda)", scheme in PULLED and pull is None),
         )
         if absent
     ]
@@ -164,7 +165,7 @@ def _resolve(options: TrainingOptions, annotations: Annotations, *, may_estimate
         dampening=get("dampening", options.dampening, number) or 0.0,
         nesterov=bool(get("nesterov", options.nesterov, boolean)),
         weight_decay=get("weight_decay", options.weight_decay, number) or 0.0,
-        prox=(pull or 0.0) if scheme in _PULLED else 0.0,
+        prox=(pull or 0.0) if scheme in PULLED else 0.0,
         scheme=scheme,
         optimizer=optimizer,
         **_adam_values(options, annotations, optimizer),
@@ -190,7 +191,7 @@ def _resolve(options: TrainingOptions, annotations: Annotations, *, may_estimate
         "dampening": training.dampening,
         "nesterov": training.nesterov,
         "weight_decay": training.weight_decay,
-        "lambda": pull if scheme in _PULLED else None,
+        "lambda": pull if scheme in PULLED else None,
         "beta1": None if optimizer == "sgd" else training.beta1,
         "beta2": None if optimizer == "sgd" else training.beta2,
         "eps": None if optimizer == "sgd" else training.eps,

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from rlu_cli.audit.options import SimulationOptions, StepOptions
+from rlu_cli.audit.training import PULLED
 from rlu_cli.core.types import LocalTraining
 from rlu_cli.core.variates import STATEFUL
 from rlu_cli.errors import UsageError
@@ -58,7 +59,7 @@ def training_annotations(
         "dampening": training.dampening or None,
         "nesterov": "true" if training.nesterov else None,
         "weight_decay": training.weight_decay or None,
-        "lambda": training.prox or None,
+        "lambda": training.prox if training.scheme in PULLED else None,
         "participation": participants / options.clients if training.scheme in STATEFUL else None,
         "clip": options.clip,
         "noise_std": options.noise_std or None,
