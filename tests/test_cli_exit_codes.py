@@ -95,6 +95,7 @@ def test_traceback_of_a_foreseen_error_too() -> None:
         (["--optimizer", "rmsprop"], ("rmsprop", "adam")),
         (["--batch-norm", "none"], ("--batch-norm", "running")),
         (["--seed", "-1"], ("--seed",)),
+        (["--seed", str(2**64)], ("--seed",)),
         (["--normalize", "imagnet"], ("imagnet", "imagenet")),
         (["--arch", "lenet6"], ("lenet6", "lenet5")),
         (["--arch", "lenet5:depth=3"], ("depth",)),

@@ -186,6 +186,7 @@ def test_init(tmp_path: Path) -> None:
         ([*TRAINING, "--momentum", 0.5, "--dampening", 2.5], 2, "--dampening"),
         ([*TRAINING, "--alpha", 0], 2, "--alpha"),
         ([*TRAINING, "--rounds", 0], 2, "--rounds"),
+        ([*TRAINING, "--seed", 2**64], 2, "--seed"),
         ([*TRAINING, "--noise-std", -1], 2, "--noise-std"),
         ([*TRAINING, "--test-size", 1797], 4, "--test-size"),
         ([*TRAINING, "--normalize", "imagenet"], None, "channel"),

@@ -26,6 +26,9 @@ from rlu_cli.audit.options import (
     TrainingOptions,
 )
 
+LARGEST_SEED = 2**63 - 1
+"""What all random generators take."""
+
 
 def show_version(value: bool) -> None:
     """``--version``."""
@@ -153,7 +156,9 @@ _HELP: dict[type, dict[str, Any]] = {
     },
     RunOptions: {
         "device": typer.Option(help="auto, cpu, cuda, cuda:N or mps."),
-        "seed": typer.Option(min=0, metavar="N", help="Same seed and same inputs, same bytes out."),
+        "seed": typer.Option(
+            min=0, max=LARGEST_SEED, metavar="N", help="Same seed and same inputs, same bytes out."
+        ),
         "samples": typer.Option(min=2, metavar="M", help="Monte Carlo samples a class."),
         "search_iterations": typer.Option(
             min=0, metavar="T", help="Iterations of the paper's posterior search; 0 measured best."

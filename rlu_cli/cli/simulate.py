@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from rlu_cli.audit.options import SimulationOptions, StepOptions
-from rlu_cli.cli.options import show_version, with_options
+from rlu_cli.cli.options import LARGEST_SEED, show_version, with_options
 
 
 @with_options(training=StepOptions, options=SimulationOptions)
@@ -33,7 +33,8 @@ def simulate(
     options: SimulationOptions,
     training: StepOptions,
     seed: Annotated[
-        int, typer.Option(min=0, metavar="N", help="Same seed and same inputs, same archive.")
+        int,
+        typer.Option(min=0, max=LARGEST_SEED, metavar="N", help="Same seed and same inputs, same archive."),
     ] = 0,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:N or mps.")] = "auto",
     quiet: Annotated[bool, typer.Option("-q", "--quiet", help="No progress on stderr.")] = False,
