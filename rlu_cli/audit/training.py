@@ -20,7 +20,7 @@ ESTIMATED = "auto"
 _TINY = 1e-6
 """A factor of an unknown rate with which the other values can be checked."""
 
-_MOST = 1e30
+MOST = 1e30
 """Noise and clipping norms that arithmetic can take."""
 
 PULLED = ("fedprox", "feddyn", "feddc")
@@ -173,12 +173,10 @@ def _resolve(options: TrainingOptions, annotations: Annotations, *, may_estimate
     check_training(scaled(training, _TINY) if unknown else training)
     noise_std = get("noise_std", options.noise_std, number) or 0.0
     clip = get("clip", options.clip, number)
-    if not 0 <= noise_std <= _MOST:
-        raise UsageError(f"expected a noise from 0 to {_MOST:g}, found {noise_std}: correct --noise-std")
-    if clip is not None and not 0 < clip <= _MOST:
-        raise UsageError(
-            f"expected a clipping norm above 0 and up to {_MOST:g}, found {clip}: correct --clip"
-        )
+    if not 0 <= noise_std <= MOST:
+        raise UsageError(f"expected a noise from 0 to {MOST:g}, found {noise_std}: correct --noise-std")
+    if clip is not None and not 0 < clip <= MOST:
+        raise UsageError(f"expected a clipping norm above 0 and up to {MOST:g}, found {clip}: correct --clip")
     values: dict[str, Any] = {
         "scheme": scheme,
         "optimizer": optimizer,

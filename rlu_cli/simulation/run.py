@@ -20,6 +20,7 @@ from rlu_cli.audit.training import resolve_training
 from rlu_cli.core.types import IntArray, LocalTraining
 from rlu_cli.errors import MismatchError, UsageError
 from rlu_cli.files.checkpoint import Checkpoint, read_checkpoint
+from rlu_cli.files.text import one_line
 from rlu_cli.images import ImageSet, parse_normalization
 from rlu_cli.models import ModelSpec, build_model, flatten_logits, load_weights, parse_spec
 from rlu_cli.simulation import archive
@@ -88,6 +89,7 @@ class Simulator:
         if start is not None:
             load_weights(self.model, start, where="the initial checkpoint")
         self.model.to(self.device)
+        self._check_model()
         self.layout = Layout(self.model)
         self.about = {
             "fl.arch": str(spec),
@@ -102,6 +104,30 @@ class Simulator:
             clients=self.options.clients,
             scheme=self._scheme(),
         )
+
+    def _check_model(self) -> None:
+        """Refuse a model that can't read the images, or has no output for some class.
+
+        Raises
+        ------
+        MismatchError
+        """
+        images, _ = self.data.batch(np.resize(self.data.test, 2))
+        self.model.eval()
+        with torch.inference_mode():
+            try:
+                answer = self.model(images)
+            except Exception as error:
+                raise MismatchError(
+                    f"the model can't read images of shape {tuple(images.shape[1:])} (channels, height, "
+                    f"width): {type(error).__name__}: {one_line(error)}. Correct --arch, or use other data"
+                ) from error
+        outputs = flatten_logits(answer).shape[1]
+        if outputs < len(self.data.names):
+            raise MismatchError(
+                f"expected a model with an output for each of {len(self.data.names)} classes, found "
+                f"{outputs}: correct --arch"
+            )
 
     def run(self) -> Iterator[RoundReport]:
         """Simulate round by round; each is complete in the archive when its report comes.

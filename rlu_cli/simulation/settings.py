@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from rlu_cli.audit.options import SimulationOptions, StepOptions
-from rlu_cli.audit.training import PULLED
+from rlu_cli.audit.training import MOST, PULLED
 from rlu_cli.core.types import LocalTraining
 from rlu_cli.core.variates import STATEFUL
 from rlu_cli.errors import UsageError
@@ -77,12 +77,12 @@ def check_options(options: SimulationOptions) -> None:
     conditions = (
         ("clients", options.clients >= 1, "at least 1"),
         ("rounds", options.rounds >= 1, "at least 1"),
-        ("alpha", options.alpha > 0, "above 0"),
+        ("alpha", 0 < options.alpha <= MOST, f"above 0 and up to {MOST:g}"),
         ("participation", 0 < options.participation <= 1, "in (0, 1]"),
         ("aux-per-class", options.aux_per_class >= 0, "at least 0"),
         ("test-size", options.test_size is None or options.test_size >= 1, "at least 1"),
-        ("clip", options.clip is None or options.clip > 0, "above 0"),
-        ("noise-std", options.noise_std >= 0, "at least 0"),
+        ("clip", options.clip is None or 0 < options.clip <= MOST, f"above 0 and up to {MOST:g}"),
+        ("noise-std", 0 <= options.noise_std <= MOST, f"from 0 to {MOST:g}"),
         ("top-k", 0 < options.top_k <= 1, "in (0, 1]"),
         ("quantize", options.quantize is None or 1 <= options.quantize <= 16, "from 1 to 16"),
     )
