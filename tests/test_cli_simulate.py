@@ -10,6 +10,7 @@ import pytest
 import torch
 from cli_tools import AUX, QUICK, call, check_fields, metadata, tensors, write_safetensors
 
+from rlu_cli.images.datasets import open_dataset
 from rlu_cli.models import LeNet5
 
 TINY = ("--data", "digits", "--clients", 3, "--rounds", 2, "--aux-per-class", 8, "--test-size", 40)
@@ -217,6 +218,17 @@ def test_other_folders_are_refused(tmp_path: Path) -> None:
     message = call("simulate", *TINY, *TRAINING, "-o", root, "--lr", 0.1, "--seed", 3).refusal(4)
     assert "--lr, --seed" in message
     call("simulate", *TINY, *TRAINING, "-o", root, "--rounds", 2).document  # noqa: B018
+
+
+def test_class_names_that_look_like_formulas(tmp_path: Path) -> None:
+    """The plot took what stands between dollars for mathematics, and its fault was the simulation's end."""
+    digits = open_dataset("digits")
+    names = ["$a_{$", *"bcdefghij"]
+    pixels = digits.pixels.permute(0, 2, 3, 1).numpy()
+    np.savez(tmp_path / "d.npz", images=pixels, labels=digits.labels.numpy(), class_names=np.array(names))
+    flags = [*TINY, *TRAINING, "-o", tmp_path / "a", "--rounds", 1, "--data", tmp_path / "d.npz"]
+    assert len(call("simulate", *flags).document["rounds"]) == 1
+    assert (tmp_path / "a" / "partition.png").exists()
 
 
 def test_version() -> None:

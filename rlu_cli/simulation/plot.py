@@ -29,7 +29,7 @@ def plot_partition(table: IntArray, names: Sequence[str], path: Path) -> bool:
     axes.set_xlabel("client")
     axes.set_xticks(range(0, clients, max(1, clients // 20)))
     if classes <= 40:
-        axes.set_yticks(range(classes), names)
+        axes.set_yticks(range(classes), names, parse_math=False)
     else:
         axes.set_ylabel("class")
     figure.colorbar(shades, label="samples")
