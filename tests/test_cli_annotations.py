@@ -227,6 +227,10 @@ def test_each_client_has_its_own_training_values(tmp_path: Path) -> None:
     ("said", "flags", "code"),
     [
         ({"fl.momentum": "1.5"}, ("--lr", 0.02), 4),
+        ({"fl.dataset_size": "-5"}, (), 4),
+        ({"fl.dataset_size": "0"}, ("--lr", 0.01), 4),
+        ({"fl.epochs": "0", "fl.dataset_size": "5"}, (), 4),
+        ({"fl.steps": "0", "fl.epochs": "1", "fl.dataset_size": "5"}, (), 4),
         ({"fl.momentum": "1.5"}, ("--steps", 2), 4),
         ({"fl.lr": "1e40"}, ("--momentum", 0.5), 4),
         ({"fl.scheme": "fedprox", "fl.lambda": "1000"}, ("--lr", 0.01), 4),  # too large together

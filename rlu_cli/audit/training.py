@@ -152,6 +152,8 @@ def _resolve(options: TrainingOptions, annotations: Annotations, *, may_estimate
         )
     if batch_size < 1:
         raise UsageError(f"expected a batch size of at least 1, found {batch_size}")
+    if dataset_size is not None and dataset_size < 1:
+        raise UsageError(f"expected a data set of at least one sample, found {dataset_size}")
     steps, total = _steps_and_total(steps, epochs, dataset_size, batch_size)
     if steps > MOST_STEPS:
         raise UsageError(f"expected at most {MOST_STEPS} steps, found {steps}: correct --steps or --epochs")
@@ -270,10 +272,8 @@ def _steps_and_total(
     if epochs is None or dataset_size is None:
         assert steps is not None
         return steps, steps * batch_size
-    if epochs < 1 or dataset_size < 1:
-        raise UsageError(
-            f"expected at least one epoch over at least one sample, found {epochs} and {dataset_size}"
-        )
+    if epochs < 1:
+        raise UsageError(f"expected at least one epoch, found {epochs}")
     implied = epochs * math.ceil(dataset_size / batch_size)
     if steps is None or steps == implied:
         return implied, epochs * dataset_size
