@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from cli_tools import AUX, QUICK, SAMPLES, call, metadata, tensors, write_torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -193,9 +194,24 @@ def test_statistics_made_with_it_are_named_as_the_source(tmp_path: Path) -> None
 def test_architecture_that_is_not_installed(tmp_path: Path) -> None:
     flags = bare(tmp_path)
     written(tmp_path, {**described(), "architecture": "a_name_that_timm_lacks"})
-    refusal = call("recover", *flags).refusal(2)
-    assert "timm" in refusal
+    found = call("recover", *flags)  # not only timm writes such files, and the tensors are a built-in's
+    assert {"architecture-matched", "config-ignored"} <= set(found.codes)
+    assert found.document["model"]["arch"].startswith("lenet5:")
+    assert "arch" not in found.document["model"]["sources"]
     assert call("recover", *flags, "--arch", "lenet5").document["model"]["sources"]["arch"] == "flag"
+
+
+def test_architecture_that_is_not_installed_of_tensors_that_no_built_in_has(tmp_path: Path) -> None:
+    flags = bare(tmp_path)
+    for name in ("global", "client_0"):
+        stored = torch.load(tmp_path / f"{name}.pt", weights_only=True)
+        state = {f"x{key}": tensor for key, tensor in stored.pop("state_dict").items()}
+        write_torch(tmp_path / f"{name}.pt", {"state_dict": state, **stored})
+    written(tmp_path, {**described(), "architecture": "a_name_that_timm_lacks"})
+    refusal = call("recover", *flags)
+    assert refusal.code in (2, 4)  # without timm, and with it
+    message = refusal.refusal(refusal.code)
+    assert "timm" in message and "config.json" in message and "--arch" in message
 
 
 def test_what_is_left_out_is_a_warning(tmp_path: Path) -> None:

@@ -189,6 +189,8 @@ class Auditor:
         """Who said what is known of the network and of its inputs: flag, stats, local, …"""
         names = ("arch", "normalize", "image_size", "class_names")
         sources = {name: self.annotations.sources[name] for name in names if name in self.annotations.sources}
+        if sources.get("arch") == "config" and not str(self.about()["arch"]).startswith("timm:"):
+            del sources["arch"]  # it named what can't be built
         taken = [
             name for name, source in sources.items() if source == "flag" and not getattr(self._asked, name)
         ]

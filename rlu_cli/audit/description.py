@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 
 from rlu_cli.audit.annotations import Annotations, architecture, image_size, name_list, normalization
 from rlu_cli.audit.options import ModelOptions
@@ -11,12 +11,16 @@ from rlu_cli.errors import MismatchError
 
 @dataclass(frozen=True)
 class ModelDescription:
-    """The network and its inputs, as far as somebody describes them; None stands for "not said"."""
+    """The network and its inputs, as far as somebody describes them; None stands for "not said".
+
+    arch_by_config : whether only a ``config.json`` says the architecture, which may be another program's word
+    """
 
     arch: str | None
     normalize: str | None
     image_size: tuple[int, int] | None
     class_names: tuple[str, ...] | None
+    arch_by_config: bool = field(default=False, compare=False)
 
 
 def describe_model(options: ModelOptions, annotations: Annotations) -> ModelDescription:
@@ -32,6 +36,7 @@ def describe_model(options: ModelOptions, annotations: Annotations) -> ModelDesc
         annotations.get("normalize", options.normalize, normalization),
         annotations.get("image_size", options.image_size, image_size),
         annotations.get("class_names", None, name_list),
+        annotations.sources.get("arch") == "config",
     )
 
 
@@ -43,10 +48,10 @@ def check_described_alike(first: ModelDescription, other: ModelDescription) -> N
     MismatchError
         Two clients' annotations describe different ones.
     """
-    for field in fields(ModelDescription):
-        one, two = getattr(first, field.name), getattr(other, field.name)
-        if one != two:
+    for said in fields(ModelDescription):
+        one, two = getattr(first, said.name), getattr(other, said.name)
+        if said.compare and one != two:
             raise MismatchError(
-                f"expected all local checkpoints of one call to agree on fl.{field.name}, found {one!r} and "
+                f"expected all local checkpoints of one call to agree on fl.{said.name}, found {one!r} and "
                 f"{two!r}: recover them in separate calls"
             )

@@ -116,16 +116,36 @@ class ImageSource:
         """
         native = self.collection.native_size(self._reading)
         try:
-            return self._build(native)
+            return self._build(native, self.described.arch)
         except UsageError as error:
+            if self.described.arch_by_config:
+                return self._without_config(native, error)
             flags = (self.options.arch, self.options.head)
             if isinstance(error, NotInstalledError) or flags != (None, None):
                 raise
             raise MismatchError(f"{error} The checkpoint's annotations say so: pass --arch") from None
 
-    def _build(self, native: tuple[int, int]) -> Network:
+    def _without_config(self, native: tuple[int, int], error: UsageError) -> Network:
+        """A built-in that has the checkpoint's tensors, where timm has no model that a config.json names.
+
+        Not only timm writes files of that name, and other programs mean their own networks.
+        """
+        assert self.described.arch is not None
+        try:
+            network = self._build(native, None)
+        except MismatchError:
+            fault = NotInstalledError if isinstance(error, NotInstalledError) else MismatchError
+            raise fault(
+                f"{str(error).rstrip('.')}. A config.json beside the checkpoint names it "
+                f"({self.described.arch}): pass --arch"
+            ) from None
+        why = f"{self.described.arch}, which can't be built ({str(error).rstrip('.')})"
+        self._notes.append(Note("config-ignored", f"left out of a config.json: {why}"))
+        return network
+
+    def _build(self, native: tuple[int, int], arch: str | None) -> Network:
         asked = self.described.image_size
-        spec, matched = choose_spec(self.described.arch, self.reference.tensors, asked or native)
+        spec, matched = choose_spec(arch, self.reference.tensors, asked or native)
         if matched:
             self._notes.append(
                 Note(
