@@ -185,3 +185,26 @@ def test_the_index_of_shards_does_not_stand_for_their_weights(
     assert found[0] == hashlib.sha256("\n".join(digests).encode()).hexdigest()
     message = recover(indices[1], indices[0], "--stats", stats).refusal(4)
     assert "those of another global model" in message
+
+
+@pytest.mark.parametrize("name", ["fc3.weight", "conv1.weight"])
+@pytest.mark.parametrize("dtype", [torch.int8, torch.complex64])
+def test_weights_of_other_numbers_are_refused(
+    tmp_path: Path, models: tuple[State, State], dtype: torch.dtype, name: str
+) -> None:
+    """Quantised weights without their scale gave counts, and complex ones lost a half."""
+    g, k = (
+        FORMS["safetensors"](tmp_path / stem, {**state, name: (100 * state[name]).to(dtype)})
+        for stem, state in zip(("g", "k"), models, strict=True)
+    )
+    message = recover(g, k).refusal(4)
+    assert "floating-point numbers" in message
+    assert f"{name} {str(dtype).removeprefix('torch.')}" in message
+
+
+def test_an_output_layer_of_other_numbers_is_refused(tmp_path: Path, models: tuple[State, State]) -> None:
+    """The local one alone, which is not loaded where one step needs its output layer only."""
+    reference = FORMS["safetensors"](tmp_path / "g", models[0])
+    state = {**models[1], "fc3.weight": models[1]["fc3.weight"].to(torch.int32)}
+    message = recover(reference, FORMS["safetensors"](tmp_path / "k", state)).refusal(4)
+    assert "floating-point numbers in fc3.weight" in message and "int32" in message

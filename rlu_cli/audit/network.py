@@ -176,9 +176,15 @@ def read_head(tensors: Mapping[str, Tensor], name: str, *, where: str) -> Head:
             f"expected {prefix}weight in {where} to be a matrix or a 1x1 convolution, "
             f"found the shape {tuple(weight.shape)}: name the output layer with --head"
         )
-    check_finite(
-        {name: tensors[name] for name in (f"{prefix}weight", f"{prefix}bias") if name in tensors}, where=where
-    )
+    layer = {name: tensors[name] for name in (f"{prefix}weight", f"{prefix}bias") if name in tensors}
+    for part, tensor in layer.items():
+        if not tensor.is_floating_point():
+            kind = str(tensor.dtype).removeprefix("torch.")
+            raise MismatchError(
+                f"expected floating-point numbers in {part} of {where}, found {kind}: quantised weights lack "
+                "their scale here, so save them dequantised"
+            )
+    check_finite(layer, where=where)
     matrix = weight.detach().cpu().double().flatten(1).numpy()
     return Head(np.array(matrix), None if bias is None else np.array(bias.detach().cpu().double().numpy()))
 

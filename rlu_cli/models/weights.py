@@ -46,6 +46,17 @@ def check_weights(model: nn.Module, tensors: Mapping[str, Tensor], *, where: str
         for name, tensor in given.items()
         if name in own and tensor.shape != own[name].shape
     ]
+    retyped = [
+        f"{name} {str(tensor.dtype).removeprefix('torch.')}"
+        for name, tensor in given.items()
+        if name in own and own[name].is_floating_point() and not tensor.is_floating_point()
+    ]
+    if retyped and not (missing or unexpected or reshaped):
+        raise MismatchError(
+            f"expected floating-point numbers in {where}, where the model has them, found "
+            f"{_group('of other types', retyped, ', ')}: quantised weights lack their scale here, so save "
+            "them dequantised"
+        )
     if missing or unexpected or reshaped:
         groups = [
             _group("missing", missing, ", "),
