@@ -15,7 +15,7 @@ import torch
 from PIL import Image
 
 from rlu_cli.errors import FileError, MismatchError, RluError, UsageError
-from rlu_cli.images import ImageSet, load_images, scan_class_folder
+from rlu_cli.images import ImageSet, load_images, open_collection, scan_class_folder
 from rlu_cli.images.datasets import load_npz, open_dataset, per_class_subset
 
 RNG = np.random.default_rng(0)
@@ -124,11 +124,31 @@ def test_class_folder(tmp_path: Path) -> None:
 @pytest.mark.parametrize("test_name", ["test", "val"])
 def test_class_folders_by_split(tmp_path: Path, test_name: str) -> None:
     class_folder(tmp_path / "train", grey=True)
-    with pytest.raises(FileError, match="beside train, found none"):
+    with pytest.raises(FileError, match=r"class folders in test or testing .*found none"):
         open_dataset(str(tmp_path), split="test")
     class_folder(tmp_path / test_name, grey=True, count=2)
     assert open_dataset(str(tmp_path)).counts == (5, 5, 5)
     assert open_dataset(str(tmp_path), split="test").counts == (2, 2, 2)
+
+
+@pytest.mark.parametrize(
+    "names", [("Train", "Test"), ("training", "testing"), ("train", "test", "__MACOSX"), ("val", "test")]
+)
+def test_splits_are_never_classes(tmp_path: Path, names: tuple[str, ...]) -> None:
+    """With a model of two classes, the two splits were its classes, without a word."""
+    for name in names:
+        class_folder(tmp_path / name, grey=True, count=2)
+    found = open_collection(tmp_path)
+    assert (found.names, found.split) == (("a", "b", "c"), "test")
+    expected = "test" if "test" in names else names[1]
+    assert found.root == tmp_path / expected
+
+
+def test_classes_may_be_called_like_splits(tmp_path: Path) -> None:
+    for n, name in enumerate(("test", "train")):
+        (tmp_path / name).mkdir()
+        Image.fromarray(GREY[n]).save(tmp_path / name / "0.png")
+    assert open_collection(tmp_path).names == ("test", "train")
 
 
 @pytest.mark.parametrize("size", [None, (9, 7), (4, 5), (20, 13)])

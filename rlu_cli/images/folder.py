@@ -100,7 +100,7 @@ def _class_folders(root: Path, skipped: Counter[str]) -> tuple[dict[str, Path], 
         path = root / entry.name
         if not _is_folder(entry):
             loose += _is_image(entry)
-        elif _is_hidden(entry.name):
+        elif is_hidden(entry.name):
             skipped[f"folder {entry.name!r} (hidden or system)"] += 1
         elif entry.is_symlink() and path.resolve() in (real_root, *real_root.parents):
             skipped[f"folder {entry.name!r} (a link to the folder it lies in)"] += 1
@@ -118,7 +118,7 @@ def _images(folder: Path, skipped: Counter[str]) -> tuple[Path, ...]:
         for entry in _entries(current):
             path = current / entry.name
             if _is_folder(entry):
-                if _is_hidden(entry.name):
+                if is_hidden(entry.name):
                     skipped[f"folder {entry.name!r} (hidden or system)"] += 1
                 elif entry.is_symlink():
                     skipped["linked folder inside a class (not followed)"] += 1
@@ -153,5 +153,6 @@ def _is_image(entry: os.DirEntry[str]) -> bool:
     return entry.is_symlink() or entry.is_file()
 
 
-def _is_hidden(name: str) -> bool:
+def is_hidden(name: str) -> bool:
+    """Whether a folder of that name is the system's, and no class."""
     return name.startswith(".") or name == "__MACOSX"

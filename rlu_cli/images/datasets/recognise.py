@@ -18,6 +18,7 @@ from rlu_cli.images.datasets.idx import find_idx, is_idx
 from rlu_cli.images.datasets.pixels import SPLITS
 from rlu_cli.images.datasets.tar import is_tar
 from rlu_cli.images.datasets.tiny_imagenet import is_tiny_imagenet
+from rlu_cli.images.folder import is_hidden
 
 ACCEPTED = (
     "a folder with one sub-folder of images per class, a Tiny-ImageNet folder, CIFAR-10 or CIFAR-100 (python "
@@ -26,7 +27,11 @@ ACCEPTED = (
 )
 """The kinds below, for messages and help."""
 
-_TEST_FOLDERS = ("test", "val", "valid", "validation")
+_SPLIT_FOLDERS = {
+    "train": ("train", "training"),
+    "test": ("test", "testing", "val", "valid", "validation"),
+}
+"""What folders of a split are called, in any case, the likeliest first."""
 _TEST_MARKS = ("test", "t10k", "val")
 
 
@@ -87,14 +92,14 @@ def recognise(path: Path, *, accepted: str = ACCEPTED) -> Recognised:
 
 def split_folder(root: Path, split: str) -> Path:
     """The class folders of `split`, below a folder that has ``train`` and ``test`` (or ``val`` …)."""
-    wanted = ("train",) if split == "train" else _TEST_FOLDERS
-    found = [name for name in wanted if has_folders(root / name)]
-    if not found:
-        raise FileError(
-            f"{root}: expected class folders in {' or '.join(wanted)} beside train, found none; add them or "
-            "use split train"
-        )
-    return root / found[0]
+    there = {name.lower(): root / name for name in _sub_folders(root)}
+    for name in _SPLIT_FOLDERS[split]:
+        if name in there and has_folders(there[name]):
+            return there[name]
+    raise FileError(
+        f"{root}: expected class folders in {' or '.join(_SPLIT_FOLDERS[split])}, found none; add them or "
+        "use the other split"
+    )
 
 
 def has_folders(path: Path) -> bool:
@@ -117,9 +122,11 @@ def _folder(path: Path, accepted: str) -> Recognised:
     folders = _sub_folders(path)
     if not folders:
         raise FileError(f"{path}: found no data set in this folder; expected {accepted}")
-    if "train" in folders and set(folders) <= {"train", *_TEST_FOLDERS} and has_folders(path / "train"):
-        both = any(has_folders(path / name) for name in _TEST_FOLDERS)
-        return Recognised(path, Kind.CLASS_FOLDERS, SPLITS if both else ("train",))
+    known = {name: split for split, names in _SPLIT_FOLDERS.items() for name in names}
+    if all(name.lower() in known for name in folders):
+        filled = {known[name.lower()] for name in folders if has_folders(path / name)}
+        if filled:  # else they are classes, with images directly in them
+            return Recognised(path, Kind.CLASS_FOLDERS, tuple(split for split in SPLITS if split in filled))
     return Recognised(path, Kind.CLASS_FOLDERS)
 
 
@@ -155,7 +162,7 @@ def _unpacked_head(path: Path) -> bytes:
 def _sub_folders(path: Path) -> list[str]:
     """Names of the sub-folders that could be classes."""
     try:
-        return [entry.name for entry in path.iterdir() if entry.is_dir() and not entry.name.startswith(".")]
+        return sorted(entry.name for entry in path.iterdir() if entry.is_dir() and not is_hidden(entry.name))
     except (NotADirectoryError, FileNotFoundError):
         return []
     except OSError as error:
