@@ -87,6 +87,14 @@ def test_archive(tmp_path: Path, ending: str) -> None:
     assert [entry.name for entry in tmp_path.iterdir()] == [path.name]
 
 
+def test_archive_packed_again_from_within(tmp_path: Path) -> None:
+    files = {f"./{name}": data for name, data in files10().items()}
+    check_ten(load_cifar(write_tar(tmp_path / "c.tar", files), split="test"), TEST)
+    info = tarfile.TarInfo(f"{TEN}/test_batch")
+    with pytest.raises(FileError, match="more than once"):
+        load_cifar(write_tar(tmp_path / "twice.tar", files, [info]), split="test")
+
+
 def test_folder(tmp_path: Path) -> None:
     write_folder(tmp_path, files10())
     for path in (tmp_path, tmp_path / TEN):

@@ -72,9 +72,10 @@ def read_members(path: Path, wanted: Collection[str]) -> dict[str, bytes]:
                     for number, member in enumerate(archive):
                         if number == _MOST_MEMBERS:
                             raise ValueError(f"it has more than {_MOST_MEMBERS} members")
-                        if member.name in wanted:
-                            _check(path, member, found)
-                            found[member.name] = _content(archive, member)
+                        name = member.name.removeprefix("./")  # as `tar -cf x.tar .` writes them
+                        if name in wanted:
+                            _check(path, member, name, found)
+                            found[name] = _content(archive, member)
                 while stream.read():
                     pass
     except (
@@ -94,10 +95,10 @@ def read_members(path: Path, wanted: Collection[str]) -> dict[str, bytes]:
     return found
 
 
-def _check(path: Path, member: tarfile.TarInfo, found: Collection[str]) -> None:
+def _check(path: Path, member: tarfile.TarInfo, name: str, found: Collection[str]) -> None:
     if member.type not in (tarfile.REGTYPE, tarfile.AREGTYPE) or member.issparse():
         raise FileError(f"{path}: {member.name} in it is not a plain file; download the archive again")
-    if member.name in found:
+    if name in found:
         raise FileError(f"{path}: {member.name} is in it more than once; download the archive again")
     if not 0 <= member.size <= MEMBER_LIMIT:
         raise FileError(
