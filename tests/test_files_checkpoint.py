@@ -446,3 +446,23 @@ def test_importing_the_package_leaves_torch_alone() -> None:
     names = [*modules.split(), "state_dict", "text", "torch_io", "truth", "weight_norm", "zips"]
     code = f"import sys\nfor n in {names}: __import__('rlu_cli.files.' + n)\nsys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.skipif(os.name != "posix", reason="names without an encoding")
+@pytest.mark.parametrize("legacy", [False, True])
+def test_paths_that_are_not_utf8(tmp_path: Path, weights: dict[str, torch.Tensor], legacy: bool) -> None:
+    """The libraries take none, which was called damage."""
+    folder = tmp_path / os.fsdecode(b"caf\xe9")
+    try:
+        folder.mkdir()
+    except OSError:
+        pytest.skip("no such names here")
+    save_file(weights, tmp_path / "a", {"fl.lr": "0.1"})
+    torch.save(weights, tmp_path / "b", _use_new_zipfile_serialization=not legacy)
+    for name in ("a", "b"):
+        (tmp_path / name).rename(folder / name)
+        assert_same(read_checkpoint(folder / name).tensors, weights)
+    torch.save({"w": weights, "e": FileKind.NPZ}, tmp_path / "c", _use_new_zipfile_serialization=not legacy)
+    (tmp_path / "c").rename(folder / "c")
+    with pytest.raises(FileError, match=r"found rlu_cli\.files\.sniff\.FileKind"):
+        read_checkpoint(folder / "c")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
@@ -29,6 +31,18 @@ def open_regular(path: Path) -> BinaryIO:
         kind = "it is a folder" if is_folder(path) else "it is a device or pipe, not a file"
         raise OSError(errno.EINVAL, kind)
     return path.open("rb")
+
+
+@contextmanager
+def utf8_name(path: Path) -> Iterator[str]:
+    """A name for a file that libraries take which know UTF-8 alone, as long as the block lasts."""
+    try:
+        str(path).encode("utf-8")
+    except UnicodeEncodeError:
+        with path.open("rb") as stream:
+            yield f"/dev/fd/{stream.fileno()}"
+    else:
+        yield str(path)
 
 
 def read_bounded(path: Path, limit: int) -> bytes:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from rlu_cli.errors import FileError
 from rlu_cli.files.atomic import atomic_write
+from rlu_cli.files.regular import utf8_name
 from rlu_cli.files.text import one_line, size
 from rlu_cli.interrupts import raise_if_heard
 
@@ -54,9 +55,9 @@ def read_safetensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     import safetensors
 
     try:
-        with safetensors.safe_open(str(path), framework="pt", device="cpu") as archive:
+        with utf8_name(path) as name, safetensors.safe_open(name, framework="pt", device="cpu") as archive:
             metadata = archive.metadata()
-            tensors = {name: archive.get_tensor(name) for name in archive.keys()}  # noqa: SIM118
+            tensors = {key: archive.get_tensor(key) for key in archive.keys()}  # noqa: SIM118
     except Exception as error:
         raise_if_heard()
         reason = one_line(error).removeprefix("Error while deserializing header: ")

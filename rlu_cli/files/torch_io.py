@@ -16,6 +16,7 @@ from typing import Any
 
 from rlu_cli.errors import FileError
 from rlu_cli.files.refusals import RESAVE
+from rlu_cli.files.regular import utf8_name
 from rlu_cli.files.text import names, one_line, size
 from rlu_cli.files.zips import guarded_members
 
@@ -83,7 +84,8 @@ def _blocking_globals(path: Path, message: str, *, is_zip: bool) -> list[str]:
     found: set[str] = set()
     if is_zip:
         try:
-            found |= set(torch.serialization.get_unsafe_globals_in_checkpoint(str(path)))
+            with utf8_name(path) as name:
+                found |= set(torch.serialization.get_unsafe_globals_in_checkpoint(name))
         # The names only explain a refusal that already happened; a damaged pickle may fail in any way.
         except Exception:  # noqa: BLE001
             found = set()
@@ -130,6 +132,7 @@ def read_torch(path: Path, *, is_zip: bool) -> Any:
     with torch.serialization.safe_globals(inert), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            return torch.load(str(path), map_location="cpu", weights_only=True, mmap=mmap)
+            with utf8_name(path) as name:
+                return torch.load(name, map_location="cpu", weights_only=True, mmap=mmap)
         except Exception as error:
             raise _rewritten(path, error, is_zip=is_zip) from error
