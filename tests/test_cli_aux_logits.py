@@ -490,3 +490,18 @@ def test_damaged_bytes_are_refused_or_harmless(files: dict[str, Path], tmp_path:
             refused += 1
             assert "damaged.npz" in str(error)
     assert refused > 100
+
+
+@pytest.mark.parametrize("shape", [(10, 1), (1, 10), (2, 5)])
+def test_a_bias_of_another_shape_is_refused(
+    files: dict[str, Path], tmp_path: Path, shape: tuple[int, int]
+) -> None:
+    """As some frameworks write it; with --head it was no fault of the file."""
+    flags: list[object] = []
+    for flag, name in (("--global", "global"), ("--local", "client_0")):
+        path = SAMPLES / "untrained_m1" / f"{name}.safetensors"
+        state = {**tensors(path), "fc3.bias": tensors(path)["fc3.bias"].reshape(shape)}
+        flags += [flag, write_safetensors(tmp_path / path.name, state, metadata(path))]
+    logits = files["untrained_m1/global"]
+    message = call("recover", *flags, "--aux-logits", logits, "--head", "fc3", *QUICK).refusal(4)
+    assert f"found the shape {shape}" in message

@@ -176,6 +176,11 @@ def read_head(tensors: Mapping[str, Tensor], name: str, *, where: str) -> Head:
             f"expected {prefix}weight in {where} to be a matrix or a 1x1 convolution, "
             f"found the shape {tuple(weight.shape)}: name the output layer with --head"
         )
+    if bias is not None and bias.shape != weight.shape[:1]:
+        raise MismatchError(
+            f"expected {prefix}bias in {where} to have a number for each row of {prefix}weight, "
+            f"{tuple(weight.shape)}, found the shape {tuple(bias.shape)}: save it flat"
+        )
     layer = {name: tensors[name] for name in (f"{prefix}weight", f"{prefix}bias") if name in tensors}
     for part, tensor in layer.items():
         if not tensor.is_floating_point():
