@@ -505,3 +505,23 @@ def test_a_bias_of_another_shape_is_refused(
     logits = files["untrained_m1/global"]
     message = call("recover", *flags, "--aux-logits", logits, "--head", "fc3", *QUICK).refusal(4)
     assert f"found the shape {shape}" in message
+
+
+def test_a_linear_layer_saved_alone(files: dict[str, Path], tmp_path: Path) -> None:
+    """A linear probe's state dict has no layer names: weight and bias."""
+    flags: list[object] = []
+    for flag, name in (("--global", "global"), ("--local", "client_0")):
+        path = SAMPLES / "untrained_m1" / f"{name}.safetensors"
+        state = {part: tensors(path)[f"fc3.{part}"] for part in ("weight", "bias")}
+        flags += [flag, write_safetensors(tmp_path / path.name, state, metadata(path))]
+    logits = files["untrained_m1/global"]
+    document = call("recover", *flags, "--aux-logits", logits).document
+    assert document["counts"] == truth("untrained_m1")
+    assert document["model"]["head"] == ""
+    stats = tmp_path / "s.safetensors"
+    made = call("estimate-logits", *flags[:2], "--aux-logits", logits, *QUICK, "-o", stats)
+    assert made.document["model"]["head"] == ""
+    assert call("recover", *flags, "--stats", stats, "--method", "rlu").document["total"] == 32
+    shown = call("inspect", flags[1]).document
+    head = {"name": "", "num_classes": 10, "embedding_size": 84, "bias": True}
+    assert (shown["head"], shown["head_candidates"]) == (head, [""])

@@ -18,10 +18,10 @@ def head_candidates(tensors: Mapping[str, Tensor]) -> list[str]:
     """
     found = []
     for name, tensor in tensors.items():
-        layer = name.removesuffix(".weight")
-        if layer == name or tensor.ndim not in (2, 4) or any(side != 1 for side in tensor.shape[2:]):
+        layer, _, part = name.rpartition(".")  # a linear layer saved alone has no name: weight, bias
+        if part != "weight" or tensor.ndim not in (2, 4) or any(side != 1 for side in tensor.shape[2:]):
             continue
-        bias = tensors.get(f"{layer}.bias")
+        bias = tensors.get(f"{layer}.bias" if layer else "bias")
         if bias is None or bias.shape == tensor.shape[:1]:
             found.append(layer)
     return sorted(found, key=_likelihood, reverse=True)

@@ -51,10 +51,11 @@ def _built_head(spec: ModelSpec) -> str | None:
 
 
 def _describe(name: str, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
-    weight = tensors[f"{name}.weight"]
+    prefix = f"{name}." if name else ""
+    weight = tensors[f"{prefix}weight"]
     return {
         "name": name,
         "num_classes": int(weight.shape[0]),
         "embedding_size": int(weight.shape[1]),
-        "bias": f"{name}.bias" in tensors,
+        "bias": f"{prefix}bias" in tensors,
     }
