@@ -114,6 +114,15 @@ def test_sixteen_bits_are_scaled_not_clipped(tmp_path: Path, name: str) -> None:
     check(path, np.dstack([grey] * 3), grey)
 
 
+@pytest.mark.parametrize(("suffix", "dtype"), [("png", np.uint16), ("tif", np.uint16), ("tif", np.int32)])
+def test_eight_bits_stored_in_more_are_left_as_they_are(tmp_path: Path, suffix: str, dtype: type) -> None:
+    """They came out black; torchvision's loader keeps them."""
+    levels = np.arange(256).reshape(16, 16)
+    path = tmp_path / f"a.{suffix}"
+    Image.fromarray(levels.astype(dtype)).save(path)
+    np.testing.assert_array_equal(decode_image(path, channels=1, size=None)[..., 0], levels)
+
+
 @pytest.mark.parametrize(
     ("values", "match"),
     [

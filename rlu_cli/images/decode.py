@@ -205,12 +205,16 @@ def _unknown_kind(path: Path) -> str:
 
 
 def _sixteen_to_eight(image: Image.Image) -> Image.Image:
-    """16-bit grey to 8-bit by dropping the low byte."""
+    """16-bit grey to 8-bit by dropping the low byte, but where nothing is in the high one.
+
+    Images of 8 bits are often stored in 16; they would be black, and training pipelines see them as they are.
+    """
     import numpy as np
     from PIL import Image
 
     values = np.array(image)
     if values.min() < 0 or values.max() > 0xFFFF:
         raise ValueError("its pixels are integers outside the 16-bit range, whose scale is not known")
-    values >>= 8
+    if values.max() > 0xFF:
+        values >>= 8
     return Image.fromarray(values.astype(np.uint8))
