@@ -202,6 +202,15 @@ def test_a_truth_that_was_altered(
     assert words in message and len(message) < 400 + len(str(root)) and "\x1b" not in message
 
 
+def test_a_truth_that_an_editor_saved(archive: Path, tmp_path: Path) -> None:
+    root = shutil.copytree(archive, tmp_path / "a")
+    path = root / "truth.ndjson"
+    path.write_text(path.read_text(encoding="utf-8") + "\n\n", encoding="utf-8-sig")
+    flags = [*QUICK, "--method", "random"]
+    pairs = call("evaluate", "--archive", root, *flags).document["pairs"]
+    assert pairs == call("evaluate", "--archive", archive, *flags).document["pairs"]
+
+
 @pytest.mark.parametrize("flag", ["--truth", "--stats", "--history", "--result", "--local"])
 def test_flags_that_an_archive_has_no_use_for(archive: Path, flag: str) -> None:
     message = call("evaluate", "--archive", archive, flag, archive / "truth.ndjson").refusal(2)

@@ -84,12 +84,14 @@ def read_truth_lines(root: Path) -> list[TruthLine]:
     if not exists(path):
         return []
     try:
-        texts = read_bounded(path, TRUTH_LIMIT).decode("utf-8").splitlines()
+        texts = read_bounded(path, TRUTH_LIMIT).decode("utf-8-sig").splitlines()
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
         raise FileError(f"{path}: can't be read ({reason}); restore the file") from error
     lines = []
     for number, text in enumerate(texts, start=1):
+        if not text.strip():
+            continue
         try:
             entry = parse_json(text)
             lines.append(
