@@ -64,6 +64,14 @@ def test_link_is_followed_and_device_written_to(tmp_path: Path) -> None:
     assert stat.S_ISCHR(Path("/dev/null").stat().st_mode)
 
 
+def test_long_names_in_any_script(tmp_path: Path) -> None:
+    """Names are limited in bytes, and the temporary one is longer by a few."""
+    for name in ("x" * 250 + ".json", "字" * 82 + ".json", "😀" * 62):
+        write_bytes(tmp_path / name, b"x")
+        assert [path.name for path in tmp_path.iterdir()] == [name]
+        (tmp_path / name).unlink()
+
+
 @pytest.mark.skipif(os.name != "posix", reason="pipes with names")
 def test_pipes_are_written_to() -> None:
     """/dev/fd/N, as the shell's >(…) gives it and /dev/stdout too, resolves to a name that nothing has."""

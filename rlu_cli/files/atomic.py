@@ -28,7 +28,7 @@ def _refusal(path: Path, error: OSError) -> FileError:
 
 def _open_temporary(target: Path) -> tuple[Path, BinaryIO]:
     """A new file beside ``target``, with the mode that target has or, if it is new, the umask gives."""
-    temporary = target.with_name(f".{target.name[:80]}.{secrets.token_hex(6)}.tmp")
+    temporary = target.with_name(f".{target.name[:40]}.{secrets.token_hex(6)}.tmp")
     flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | getattr(os, "O_BINARY", 0)
     descriptor = os.open(temporary, flags, 0o666)
     with contextlib.suppress(OSError):
