@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from rlu_cli.audit.replayed_clients import ReplayedClients
 from rlu_cli.core.client_views import ReplayPlan
 from rlu_cli.core.progress import ignore
 from rlu_cli.files.checkpoint import read_checkpoint
+from rlu_cli.files.safetensors_io import save_safetensors
 from rlu_cli.images.datasets import open_dataset
 from rlu_cli.simulation.archive import read_truth_lines
 from rlu_cli.simulation.client import local_training
@@ -135,3 +137,19 @@ def test_whole_epochs_of_a_scheme_are_replayed_by_default(tmp_path: Path) -> Non
     assert document["reliability"]["expected_iAcc"] is not None
     counts = next(line.counts for line in read_truth_lines(made.root) if line.client == local.stem)
     assert within_bounds(document, list(counts)) >= 8
+
+
+def test_an_earlier_model_that_holds_no_numbers_counts_as_the_head_alone(
+    federation: Simulator, tmp_path: Path
+) -> None:
+    """NaN beside the output layer made every replay diverge, and the rate was said to be at fault."""
+    root = shutil.copytree(federation.root, tmp_path / "a")
+    folder = root / "round_0003"
+    local = sorted(folder.glob("client_*.safetensors"))[0]
+    for path in sorted(root.glob(f"round_000[12]/{local.name}")):
+        stored = read_checkpoint(path)
+        broken = {**stored.tensors, "conv1.weight": torch.full((6, 1, 5, 5), float("nan"))}
+        save_safetensors(path, broken, stored.metadata)
+    flags = ["--global", folder / "global.safetensors", "--local", local, "--aux", root / "aux"]
+    found = call("recover", *flags, "--history", root, "--samples", 50).document
+    assert found["method"] == "gls"

@@ -222,7 +222,9 @@ def _given_control(
 
 
 def _alike(found: FloatArray, like: FloatArray, path: Path) -> FloatArray:
-    """The vector, if it has this round's shape."""
+    """The vector, if it has this round's shape and numbers."""
+    if not np.isfinite(found).all():
+        raise MismatchError(f"expected finite weights in {path}, found NaN or infinity: restore the file")
     if found.shape != like.shape:
         raise MismatchError(
             f"expected tensors of this round's shapes in {path}, found others ({found.shape} where the "
