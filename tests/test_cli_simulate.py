@@ -141,6 +141,12 @@ def test_batch_norm_of_a_single_image(tmp_path: Path) -> None:
     assert "--batch-size" in message
 
 
+def test_a_model_with_nothing_to_train(tmp_path: Path) -> None:
+    (tmp_path / "net.py").write_text(NET + "\ndef net():\n    return Net().requires_grad_(False)\n")
+    flags = [*TINY, *TRAINING, "-o", tmp_path / "a", "--arch", f"{tmp_path / 'net.py'}:net"]
+    assert "all of them frozen" in call("simulate", *flags).refusal(4)
+
+
 def test_users_own_architecture(tmp_path: Path) -> None:
     (tmp_path / "net.py").write_text(NET, encoding="utf-8")
     arch = f"{tmp_path / 'net.py'}:Net:width=12"

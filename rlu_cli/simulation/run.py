@@ -106,12 +106,16 @@ class Simulator:
         )
 
     def _check_model(self) -> None:
-        """Refuse a model that can't read the images, or has no output for some class.
+        """Refuse a model that can't read the images, has no output for some class, or nothing to train.
 
         Raises
         ------
         MismatchError
         """
+        if not any(parameter.requires_grad for parameter in self.model.parameters()):
+            raise MismatchError(
+                "expected a model with weights to train, found all of them frozen: correct --arch"
+            )
         images, _ = self.data.batch(np.resize(self.data.test, 2))
         self.model.eval()
         with torch.inference_mode():
