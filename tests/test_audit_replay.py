@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 from sklearn.datasets import load_digits
 from torch import nn
 
+from rlu_cli.audit.frozen import frozen_parameters
 from rlu_cli.audit.network import Network
 from rlu_cli.audit.replay import Replay, replay_nodes
 from rlu_cli.core.residuals import residual_moments, residuals
@@ -182,3 +185,29 @@ def test_the_same_seed_gives_the_same_bytes_and_no_global_randomness() -> None:
     assert first is not None and second is not None
     assert first.mean.tobytes() == second.mean.tobytes()
     assert torch.equal(state, torch.random.get_rng_state())
+
+
+def test_layers_that_the_client_left_alone_are_left_alone() -> None:
+    training = LocalTraining(4, 10, 0.2)
+    plain = replay(training)
+    head = replace(plain, frozen=("1.bias", "1.weight"))
+    (end,) = head.states(head._batches(MIX), at=[4])
+    still = {name for name, value in end.items() if torch.equal(value, head.start[name])}
+    assert still == {"1.bias", "1.weight"}
+    (moved,) = plain.states(plain._batches(MIX), at=[4])
+    assert not any(torch.equal(value, plain.start[name]) for name, value in moved.items())
+
+
+def test_what_a_client_left_alone_is_told_from_the_models() -> None:
+    start, generator = snapshot(network().model), torch.Generator().manual_seed(0)
+    moved = {name: v + 0.01 * torch.randn(v.shape, generator=generator) for name, v in start.items()}
+    assert frozen_parameters(start, start, moved) == ()
+    body = {**moved, "1.weight": start["1.weight"].clone(), "1.bias": start["1.bias"].double()}
+    assert frozen_parameters(start, start, body) == ("1.bias", "1.weight")
+    assert frozen_parameters(["3.weight"], start, {}) == frozen_parameters(start, start, start) == ()
+    few = {
+        name: torch.where(torch.rand(v.shape, generator=generator) < 0.1, v, start[name])
+        for name, v in moved.items()
+    }
+    few["3.bias"] = start["3.bias"]  # of a sparsified update nothing may be left of a small layer
+    assert frozen_parameters(start, start, few) == ()

@@ -111,3 +111,35 @@ def test_clients_whose_labels_are_as_the_model_guesses_have_their_size(tmp_path:
     assert len(found) == 10
     assert not [pair for pair in found if "update-misscaled" in pair["warnings"]]
     assert min(pair["iAcc"] for pair in found) > 0.95
+
+
+FROZEN_BODY = """
+import torch
+from torch import nn
+
+def net():
+    torch.manual_seed(3)
+    model = nn.Sequential(
+        nn.Conv2d(1, 8, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(128, 24),
+        nn.ReLU(), nn.Linear(24, 10),
+    )
+    for layer in model[:5]:
+        layer.requires_grad_(False)
+    return model
+"""
+
+
+def test_clients_that_trained_the_head_alone_are_replayed_so(tmp_path: Path) -> None:
+    """Replays trained all layers: graded good, 0.84 of the labels were found and 65 % of the bounds held."""
+    (tmp_path / "frozen.py").write_text(FROZEN_BODY, encoding="utf-8")
+    arch, archive = f"{tmp_path}/frozen.py:net", tmp_path / "archive"
+    how = ["--clients", 6, "--participation", 0.5, "--rounds", 1, "--aux-per-class", 30, "--seed", 4]
+    training = ["--lr", 0.1, "--batch-size", 16, "--steps", 30]
+    assert call("simulate", "--data", "digits", "--arch", arch, "-o", archive, *how, *training).code == 0
+    scores = call("evaluate", "--archive", archive, "--arch", arch, *QUICK).document["pairs"]
+    found = [score for score in scores if score["method"] == "replay"]
+    assert len(found) == 3
+    for score in found:
+        assert score["iAcc"] > 0.97
+        assert score["bounds_hold"] >= 0.9
+        assert score["bounds_width"] < 0.05

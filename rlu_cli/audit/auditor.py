@@ -301,7 +301,8 @@ class Auditor:
         samples = self.measured.measured_start(training.batch_size).activations
         if end is None:
             return with_estimated_rate(observation, samples, None, None)
-        replay = self.source.replay(local, training, self.source.effective_batch(training.batch_size))
+        effective, frozen = self.source.effective_batch(training.batch_size), self.source.frozen(local)
+        replay = self.source.replay(local, training, effective, frozen=frozen)
         return with_estimated_rate(observation, samples, end.activations, replay)
 
     def _check_key(self, local: Checkpoint) -> None:

@@ -1,10 +1,11 @@
-"""Output layers that training left alone, and the adapters that were trained in their place."""
+"""Layers that training left alone, and the adapters that were trained in place of an output layer."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
+from torch import Tensor
 
 from rlu_cli.core.types import Head, HeadUpdate, Note
 from rlu_cli.errors import MismatchError
@@ -64,6 +65,25 @@ def check_head_moved(
             f"global model, while {len(moved)} other tensors moved ({listed(moved, 3)}): "
             + (adapters if layers else "its head was frozen, and such an update holds no counts")
         )
+
+
+def frozen_parameters(
+    names: Iterable[str], before: Mapping[str, Tensor], after: Mapping[str, Tensor]
+) -> tuple[str, ...]:
+    """Those that are the same in both models, where others moved as training moves them: nearly all over.
+
+    None of a sparsified or coarsely quantised update, whose zeros say nothing of training.
+    """
+    still, moved, numbers = [], 0, 0
+    for name in names:
+        if name not in before or name not in after or before[name].shape != after[name].shape:
+            continue
+        other = int((before[name].cpu().double() != after[name].cpu().double()).sum())
+        if other:
+            moved, numbers = moved + other, numbers + before[name].numel()
+        else:
+            still.append(name)
+    return tuple(sorted(still)) if 2 * moved > numbers else ()
 
 
 def without_frozen_bias(update: HeadUpdate, head: Head) -> tuple[HeadUpdate, Head, list[Note]]:

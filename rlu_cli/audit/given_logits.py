@@ -150,6 +150,10 @@ class GivenLogits:
         """None: what is in the file does not depend on it."""
         return None
 
+    def frozen(self, local: Checkpoint) -> tuple[str, ...]:
+        """None are known."""
+        return ()
+
     def replay(
         self,
         local: Checkpoint,
@@ -159,6 +163,7 @@ class GivenLogits:
         noise_std: float = 0.0,
         along: FloatArray | None = None,
         constant: FloatArray | None = None,
+        frozen: Sequence[str] = (),
     ) -> Replay | None:
         """None: nothing here can be trained."""
         return None

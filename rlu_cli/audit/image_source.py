@@ -23,6 +23,7 @@ from rlu_cli.audit.auxiliary import (
 )
 from rlu_cli.audit.dense_tail import DenseLayers, find_dense_layers
 from rlu_cli.audit.description import ModelDescription
+from rlu_cli.audit.frozen import frozen_parameters
 from rlu_cli.audit.memory import total_bytes
 from rlu_cli.audit.network import Network, build_network, choose_spec
 from rlu_cli.audit.options import AuxOptions, ModelOptions, RunOptions
@@ -253,6 +254,11 @@ class ImageSource:
         with self.reporter(f"auxiliary images through the {what}") as update:
             return self._pass(images, local, batch_size, update)
 
+    def frozen(self, local: Checkpoint) -> tuple[str, ...]:
+        """The network's parameters that a client's training left alone, as far as its model says."""
+        names = [name for name, _ in self.network.model.named_parameters()]
+        return frozen_parameters(names, self.network.named(self.reference), self.network.named(local))
+
     def replay(
         self,
         local: Checkpoint,
@@ -262,6 +268,7 @@ class ImageSource:
         noise_std: float = 0.0,
         along: FloatArray | None = None,
         constant: FloatArray | None = None,
+        frozen: Sequence[str] = (),
     ) -> Replay | None:
         """The client's training again on the auxiliary images.
 
@@ -286,6 +293,7 @@ class ImageSource:
             noise_std=noise_std,
             along=along,
             constant=None if constant is None else self._layout.split(torch.from_numpy(constant).float()),
+            frozen=tuple(frozen),
         )
 
     def _fits(self, training: LocalTraining) -> bool:

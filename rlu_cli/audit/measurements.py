@@ -126,7 +126,13 @@ class Measurements:
             return ResidualPath(start, samples=samples, along=along)
         effective = self._source.effective_batch(training.batch_size)
         replay = self._source.replay(
-            local, training, effective, noise_std=noise_std, along=along, constant=constant
+            local,
+            training,
+            effective,
+            noise_std=noise_std,
+            along=along,
+            constant=constant,
+            frozen=self._source.frozen(local),
         )
         last = end.residuals if along is None else end.residuals_along(along)
         return ResidualPath(start, last, replay, samples, along)

@@ -22,7 +22,7 @@ from rlu_cli.core.dense_layers import DenseTail
 from rlu_cli.core.methods import AUTO, METHODS, Method, best_method, get_method
 from rlu_cli.core.methods.base import check_optimizer
 from rlu_cli.core.methods.disaggregation import out_of_scope
-from rlu_cli.core.types import Activations, Clipping, FloatArray, Head, LocalTraining, Observation
+from rlu_cli.core.types import Activations, Clipping, FloatArray, Head, Observation
 from rlu_cli.core.unit_direction import stands_for_bias
 from rlu_cli.core.update_size import size_is_doubted
 from rlu_cli.core.variates import STATEFUL
@@ -62,7 +62,8 @@ class Observer:
         self._source, self._measured, self._run = source, measured, run
         self._reference, self._named, self._head_name = reference, named, head_name
         self._tails: WeakKeyDictionary[Reading, DenseTail | None] = WeakKeyDictionary()
-        self._makers: dict[tuple[int | None, float | Clipping], ReplayedClients] = {}
+        self._frozen: WeakKeyDictionary[Reading, tuple[str, ...]] = WeakKeyDictionary()
+        self._makers: dict[tuple[int | None, float | Clipping, tuple[str, ...]], ReplayedClients] = {}
 
     def readings(self, sent: Reading, names: Sequence[str]) -> list[tuple[Method, Reading]]:
         """Each method, and the update as it is to read it: the same for all, unless it was clipped."""
@@ -126,7 +127,7 @@ class Observer:
             )
             if any(method.needs_residuals for method in methods)
             else None,
-            replayed_update=self._replayed_update(training)
+            replayed_update=self._replayed_update(reading)
             if any(method.needs_update_replays for method in methods)
             else None,
             replayed_clients=self._replayed_clients(reading)
@@ -136,6 +137,9 @@ class Observer:
             if record.lr_unknown or any(method.needs_dense for method in methods)
             else None,
             shared=self._measured.batch_matters(training.batch_size),
+            frozen=self._frozen_in(reading)
+            if any(method.needs_update_replays or method.needs_replayed_clients for method in methods)
+            else (),
             fits=self._measured.kept_fits(training.batch_size),
             samples=self._run.samples,
             search_iterations=self._run.search_iterations,
@@ -172,10 +176,17 @@ class Observer:
             )
         return Clipped(norm, record.clip, found, self._head_name())
 
-    def _replayed_update(self, training: LocalTraining) -> Callable[[FloatArray, int], Head | None] | None:
+    def _frozen_in(self, reading: Reading) -> tuple[str, ...]:
+        """What the client's training left alone."""
+        if reading not in self._frozen:
+            self._frozen[reading] = self._source.frozen(reading.opened.weights())
+        return self._frozen[reading]
+
+    def _replayed_update(self, reading: Reading) -> Callable[[FloatArray, int], Head | None] | None:
         """What a client's training makes of a class mix, None where it can't be replayed."""
-        effective = self._source.effective_batch(training.batch_size)
-        replay = self._source.replay(self._reference, training, effective)  # whose end doesn't matter
+        training = reading.record.training
+        effective, frozen = self._source.effective_batch(training.batch_size), self._frozen_in(reading)
+        replay = self._source.replay(self._reference, training, effective, frozen=frozen)
         return None if replay is None else replay.update
 
     def _replayed_clients(self, reading: Reading) -> ReplayedClients | None:
@@ -184,12 +195,13 @@ class Observer:
         if math.isinf(self._source.replay_cost(training)):  # though another client's could be
             return None
         effective = self._source.effective_batch(training.batch_size)
-        key = (effective, noise_std if reading.clipping is None else reading.clipping)
+        frozen = self._frozen_in(reading)
+        key = (effective, noise_std if reading.clipping is None else reading.clipping, frozen)
         alone = training.scheme in STATEFUL
         if not alone and key in self._makers:
             return self._makers[key]
         constant = reading.whole_constant() if alone else None
-        base = self._source.replay(self._reference, training, effective, constant=constant)
+        base = self._source.replay(self._reference, training, effective, constant=constant, frozen=frozen)
         if base is None:
             return None
         made = ReplayedClients(base, noise_std, reading.clipping)

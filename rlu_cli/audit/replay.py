@@ -44,6 +44,7 @@ class Replay:
         by tensor, as noise does not explain: 1 − n σ²/‖θ_local − θ̃^m‖² of it, or nothing
     along : see `ResidualPath`
     constant : what the scheme adds to every gradient, by parameter name (Scaffold, FedDyn, FedDC)
+    frozen : names of the parameters that training leaves alone
     """
 
     network: Network
@@ -60,6 +61,7 @@ class Replay:
     noise_std: float = 0.0
     along: FloatArray | None = None
     constant: Mapping[str, Tensor] | None = None
+    frozen: tuple[str, ...] = ()
 
     def __call__(self, z: FloatArray, draw: int = 0) -> ResidualMoments | None:
         """Moments of Σ_τ ρ^τ r^τ / Σ_τ ρ^τ over the auxiliary samples; None where training diverges."""
@@ -162,6 +164,8 @@ class Replay:
         random : whether layers may take torch's random numbers, which threads share
         """
         model = copy.deepcopy(self.network.model).requires_grad_(True)
+        for name in self.frozen:
+            model.get_parameter(name).requires_grad_(False)
         load_weights(model, self.start, where="the global model")
         seen: dict[int, dict[str, Tensor]] = {}
 

@@ -65,6 +65,9 @@ class Source(Protocol):
     def activations(self, local: Checkpoint | None, batch_size: int | None) -> Activations:
         """Of a local model, or of the global one; ``batch_size`` is an effective one."""
 
+    def frozen(self, local: Checkpoint) -> tuple[str, ...]:
+        """The network's parameters that a client's training left alone, as far as its model says."""
+
     def replay(
         self,
         local: Checkpoint,
@@ -74,10 +77,11 @@ class Source(Protocol):
         noise_std: float = 0.0,
         along: FloatArray | None = None,
         constant: FloatArray | None = None,
+        frozen: Sequence[str] = (),
     ) -> Replay | None:
         """A client's training again on auxiliary samples, None where no network can be trained so.
 
-        noise_std, along : see `Replay`
+        noise_std, along, frozen : see `Replay`
         constant : what the scheme adds to every gradient, as `parameters` orders them; schemes that remember
             can't be replayed without
         """

@@ -247,6 +247,7 @@ class Observation:
     replayed_update : from proportions z, shape (N,), and the number of a draw to ΔW and Δb of a replayed
         training on such a mix, None where it diverges; for the methods that ask for it
     replayed_clients : replays training on class mixes and looks at the models too; likewise
+    frozen : names of the parameters that replays leave alone, as the client's training did
     dense : the dense layers before the head and their update; likewise, None where there are none or it isn't
         exact
     shared : whether a batch's samples share statistics (BatchNorm in training)
@@ -270,6 +271,7 @@ class Observation:
     noise_told: bool = True
     replayed_update: Callable[[FloatArray, int], Head | None] | None = None
     replayed_clients: ReplayClients | None = None
+    frozen: tuple[str, ...] = ()
     dense: DenseTail | None = None
     shared: bool = False
     fits: FitStore | None = None

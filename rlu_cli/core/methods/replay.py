@@ -266,6 +266,7 @@ def _regression(observation: Observation, width: int) -> KernelRegression:
         "samples": observation.samples,
         "seed": seed,
         "own": own,
+        "frozen": observation.frozen,
     }
     if observation.clipping is None:
         values["noise_std"] = observation.noise_std

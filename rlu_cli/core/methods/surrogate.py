@@ -89,7 +89,12 @@ def solve(problem: Problem) -> Estimate:
 
     found = _banks.get(
         observation,
-        {"training": asdict(training), "seed": seed, "noise_std": observation.noise_std},
+        {
+            "training": asdict(training),
+            "seed": seed,
+            "noise_std": observation.noise_std,
+            "frozen": observation.frozen,
+        },
         make=lambda: replayed(draw_mixes(_FIRST, N, np.random.default_rng(seed)), first=0),
         unpack=lambda arrays: Replays.from_arrays(arrays, N, (N * (1 + views.shape[1]),)),
     )
