@@ -24,7 +24,10 @@ _SWEEPS, _IDLE = 60, 6
 """Sweeps at most, and those in a row that may find nothing."""
 
 _NOISE_RATIO = 2.0
-"""How far δ may lie outside the gradient's column space, in units of what noise puts there."""
+"""How far δ may lie outside the gradient's column space, in units of what noise and rounding put there."""
+
+_FLOAT32 = 2.0**-24
+"""Relative error of a number that is rounded to float32, at most."""
 
 _SOFTMAX_ERROR = 0.05
 """By how much r ∝ s − onehot as the column space has it and as the inputs have it may differ, r_y = −1."""
@@ -192,6 +195,7 @@ class _Search:
         ]
         self._head = torch.from_numpy(head.weight)
         self._head_bias = torch.zeros(len(head.weight)) if head.bias is None else torch.from_numpy(head.bias)
+        self._rounding = _rounding([*(len(weight) for weight, _ in self._layers[1:]), len(head.weight)])
         N = head.num_classes
         self._sum_zero = torch.linalg.qr(torch.eye(N, dtype=torch.float64) - 1.0 / N).Q[:, : N - 1]
         self._rank = max(each.rank for each in factors)
@@ -272,7 +276,8 @@ class _Search:
         delta = deltas[0]
         duals = delta @ first.inverse.T
         beyond = (delta - (delta @ first.left) @ first.left.T).norm(dim=1)
-        expected = first.noise * (len(first.left) - first.rank) ** 0.5 * duals.norm(dim=1)
+        noise = first.noise * (len(first.left) - first.rank) ** 0.5 * duals.norm(dim=1)
+        expected = torch.hypot(noise, self._rounding * delta.norm(dim=1))
         scales = (whole * duals).sum(dim=1) * (1 - own[:, 0]) / self._total
         return _Verified(
             labels,
@@ -362,6 +367,22 @@ class _Search:
                 after = self._layers[index][0].T @ jacobians[0]
         kept = zip(jacobians, self._spaces, strict=False)
         return [jacobian[:, space.factors.rows] for jacobian, space in kept], confidence
+
+
+def _rounding(sums: Sequence[int]) -> float:
+    """Relative error of a δ that was propagated back in float32.
+
+        ρ² = u² Σ_l (1 + n_l/6),     u = 2⁻²⁴
+
+    A sum of n terms of random signs, added one after another, rounds partial sums of size √k to u/√3 each:
+    u √(n/6) of the whole. The noise below G's singular values doesn't show it: it is the same for all columns
+    of a sample's share, and turns its δ. With few samples, whose share is large, it is more than that noise.
+
+    Parameters
+    ----------
+    sums : terms that each layer behind sums up, n
+    """
+    return _FLOAT32 * math.sqrt(sum(1 + n / 6 for n in sums))
 
 
 def _middle(scales: Sequence[float]) -> tuple[float, float]:
