@@ -13,6 +13,7 @@ from methods_cases import cross_entropy_gradient, known_round
 from rlu_cli.core.checks import check_damaged_size
 from rlu_cli.core.coarse import coarsening
 from rlu_cli.core.learning_rate import estimate_learning_rate, rate_by_distance
+from rlu_cli.core.methods.assumptions import is_trained
 from rlu_cli.core.noise import column_noise
 from rlu_cli.core.rate_likelihood import LearningRate, scaled
 from rlu_cli.core.recover import head_update
@@ -111,6 +112,19 @@ def test_an_update_of_another_size_is_told_by_the_statistics_alone() -> None:
     )
     drifts = replace(observation, constant_gradient=observation.head)
     assert size_error(told_as(drifts, 1.0), TRUE, 0.0) is None
+
+
+@pytest.mark.parametrize("count", [1, 3, 7, 8])
+def test_a_handful_of_samples_of_a_trained_model_has_no_size(count: int) -> None:
+    """One sample is no Gaussian: most right clients of one were called misscaled."""
+    observation, samples = a_round()
+    statistics = replace(observation.start, samples=replace(samples, embeddings=None))
+    few = replace(observation.training, batch_size=count)
+    trained = replace(statistics, confidence=0.1 + 0.5 * np.eye(N))
+    assert is_trained(trained) and not is_trained(statistics)
+    told = told_as(replace(observation, start=statistics, training=few), 1.0)
+    assert size_error(told, TRUE, 0.0) is not None
+    assert (size_error(replace(told, start=trained), TRUE, 0.0) is None) is (count < 8)
 
 
 @pytest.mark.parametrize("told", [True, False])
