@@ -224,6 +224,35 @@ def test_clients_of_few_images_that_repeat_are_as_good_as_they_are(
     assert document["reliability"]["grade"] == "good" and not document["warnings"]
 
 
+@pytest.mark.parametrize("weighted", [False, True])
+def test_weights_of_classes_that_samples_settle_are_no_counts(tmp_path: Path, weighted: bool) -> None:
+    """Samples of weight 1 tell the size, and least squares read the others' weights as counts, surely."""
+    folder = SAMPLES / "untrained_m1"
+    about = read_checkpoint(folder / "client_0.safetensors").metadata
+    model = build_model(parse_spec(about["fl.arch"]), allow_user_code=False)
+    model.load_state_dict(tensors(folder / "global.safetensors"))
+    pixels, folders = sample_images(1, 28)
+    names, outputs = sorted(path.name for path in AUX.iterdir()), json.loads(about["fl.class_names"])
+    labels = torch.tensor([outputs.index(names[label]) for label in folders.tolist()])
+    batch = torch.from_numpy(np.random.default_rng(0).permutation(len(labels))[:32])
+    images, labels = (pixels[batch] - 0.286) / 0.353, labels[batch]
+    weight = torch.tensor([2.0, 1, 1, 0.5, 1, 1, 2, 1, 1, 0.5]) if weighted else None
+    torch.nn.functional.cross_entropy(model(images), labels, weight).backward()
+    for value in model.parameters():
+        assert value.grad is not None
+        value.data -= 0.01 * value.grad
+    flags = sample("untrained_m1")
+    flags[3] = write_safetensors(tmp_path / "client_0.safetensors", model.state_dict(), about)
+    outcome = call("recover", *flags, *METHOD)
+    found = outcome.document["diagnostics"]
+    assert found["samples_found"] >= 8
+    assert outcome.document["reliability"]["grade"] == ("poor" if weighted else "good")
+    assert ("counts-not-whole" in outcome.codes) is weighted
+    assert all((row["low"] is None) is weighted for row in outcome.document["classes"])
+    counts = torch.bincount(labels, minlength=10).tolist()
+    assert (outcome.document["counts"] == counts) is not weighted
+
+
 @pytest.mark.parametrize("scheme", ["scaffold", "feddyn", "feddc"])
 def test_stateful_schemes_have_their_constants_taken_out(tmp_path: Path, scheme: str) -> None:
     """Clients of one step in the third round: what they remember is no gradient of theirs."""

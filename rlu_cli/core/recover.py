@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -136,6 +136,9 @@ class _Prepared:
         if not (observation.scaled or estimate.any_size or coarse.any):
             size = size_error(observation, estimate.proportions, moved or 0.0)
             off = off_whole(observation)
+        elif estimate.settled is not None:  # single samples told the size, and least squares the counts
+            update = observation.update.divided(estimate.settled)
+            off = off_whole(replace(observation, update=update, scaled=False))
         return self._recovery(
             estimate,
             diagnostics={
@@ -183,8 +186,8 @@ class _Prepared:
         found = (*observation.notes, *warnings)
         codes = {note.code for note in found}  # a check and a method may find the same
         said = codes | {note.code for note in estimate.warnings}
-        unsized = observation.scaled or not said.isdisjoint(("update-misscaled", "counts-not-whole"))
-        bounded = estimate.any_size or not unsized
+        sized = estimate.any_size or not (observation.scaled or "update-misscaled" in said)
+        bounded = sized and "counts-not-whole" not in said
         counts = round_to_total(estimate.proportions, total)
         return Recovery(
             method=self.method.name,

@@ -52,6 +52,10 @@ class Head:
 class HeadUpdate(Head):
     """ΔW and Δb: local − global, subtracted in float64."""
 
+    def divided(self, scale: float) -> HeadUpdate:
+        """The update that training of another size would have made."""
+        return HeadUpdate(self.weight / scale, None if self.bias is None else self.bias / scale)
+
 
 @dataclass(frozen=True)
 class Activations:
@@ -304,6 +308,7 @@ class Estimate:
     presence : probability that there is any sample of the class, shape (N,), likewise
     any_size : whether bounds and presence allow for an update that was scaled by an unknown factor
     batch_variance : `rlu_cli.core.schemes.batch_variance` of the batch as it was found, where it was
+    settled : the update's size over what training made it, where least squares answered for it at that size
     """
 
     proportions: FloatArray
@@ -314,6 +319,7 @@ class Estimate:
     presence: FloatArray | None = None
     any_size: bool = False
     batch_variance: float | None = None
+    settled: float | None = None
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,6 @@ from rlu_cli.core.types import (
     Estimate,
     FloatArray,
     Head,
-    HeadUpdate,
     IntArray,
     LocalTraining,
     Note,
@@ -90,6 +89,7 @@ def solve(problem: Problem) -> Estimate:
             warnings=(*estimate.warnings, *notes),
             any_size=True,
             batch_variance=variance,
+            settled=found.scale,
         )
     known = np.bincount(found.labels, minlength=problem.num_classes)
     rest = _rest(problem, known, found, left)
@@ -132,17 +132,13 @@ def out_of_reach(observation: Observation) -> str | None:
 
 def _resized(problem: Problem, scale: float) -> Problem:
     """The same of an update that had its size."""
-    observation = problem.observation
-    update, gradient = observation.update, problem.gradient
+    observation, gradient = problem.observation, problem.gradient
+    bias = None if gradient.bias is None else gradient.bias / scale
     return Problem(
-        replace(observation, update=HeadUpdate(update.weight / scale, _divided(update.bias, scale))),
+        replace(observation, update=observation.update.divided(scale)),
         problem.u / scale,
-        Head(gradient.weight / scale, _divided(gradient.bias, scale)),
+        Head(gradient.weight / scale, bias),
     )
-
-
-def _divided(bias: FloatArray | None, scale: float) -> FloatArray | None:
-    return None if bias is None else bias / scale
 
 
 def _rest(problem: Problem, known: IntArray, found: Disaggregated, left: FloatArray) -> Remaining:
