@@ -138,7 +138,7 @@ class _Prepared:
             off = off_whole(observation)
         elif estimate.settled is not None:  # single samples told the size, and least squares the counts
             update = observation.update.divided(estimate.settled)
-            off = off_whole(replace(observation, update=update, scaled=False))
+            off = off_whole(replace(observation, update=update, scaled=False), exact=True)
         return self._recovery(
             estimate,
             diagnostics={

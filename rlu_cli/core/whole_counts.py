@@ -15,7 +15,7 @@ _FAR, _SURELY = 0.25, 8.0
 """Of a sample, and standard deviations: right clients of early models are 0.00 to 0.10 off."""
 
 
-def off_whole(observation: Observation) -> float | None:
+def off_whole(observation: Observation, *, exact: bool = False) -> float | None:
     """How far one step's counts are from whole numbers, where that is too far for their error; else None.
 
         max_n |B ẑ_n − ⌊B ẑ_n⌉|  >  max(1/4, 8 sd_n)
@@ -28,6 +28,7 @@ def off_whole(observation: Observation) -> float | None:
     Parameters
     ----------
     observation : of an update that was neither sparsified nor quantised (`coarsening`)
+    exact : whether single samples were told apart in it, at its size: then what misfits is no noise
     """
     residuals, training = observation.start.residuals, observation.training
     known = observation.scaled or observation.noise_std > 0
@@ -41,7 +42,8 @@ def off_whole(observation: Observation) -> float | None:
     off = np.abs(counts - np.rint(counts))
     if off.max() <= _FAR:
         return None
-    spread = found.birge * total * deviations(found.model, found.solution.z)
+    birge = 1.0 if exact else found.birge
+    spread = birge * total * deviations(found.model, found.solution.z)
     unseen = total * column_noise(observation) / pace(training)
     far = off > np.maximum(_FAR, _SURELY * np.hypot(spread, unseen))
     return float(off[far].max()) if far.any() else None
