@@ -224,6 +224,28 @@ def test_clients_of_few_images_that_repeat_are_as_good_as_they_are(
     assert document["reliability"]["grade"] == "good" and not document["warnings"]
 
 
+def test_samples_that_stand_out_and_are_none_hint_at_another_loss(tmp_path: Path) -> None:
+    """Label smoothing: r is not s − onehot, while the update is as exact as any."""
+    folder = SAMPLES / "trained_m1"
+    about = read_checkpoint(folder / "client_0.safetensors").metadata
+    model = build_model(parse_spec(about["fl.arch"]), allow_user_code=False)
+    model.load_state_dict(tensors(folder / "global.safetensors"))
+    pixels, folders = sample_images(1, 28)
+    names, outputs = sorted(path.name for path in AUX.iterdir()), json.loads(about["fl.class_names"])
+    labels = torch.tensor([outputs.index(names[label]) for label in folders.tolist()])
+    batch = torch.from_numpy(np.random.default_rng(0).permutation(len(labels))[:32])
+    logits = model((pixels[batch] - 0.286) / 0.353)
+    torch.nn.functional.cross_entropy(logits, labels[batch], label_smoothing=0.3).backward()
+    for value in model.parameters():
+        assert value.grad is not None
+        value.data -= 0.01 * value.grad
+    flags = sample("trained_m1")
+    flags[3] = write_safetensors(tmp_path / "client_0.safetensors", model.state_dict(), about)
+    outcome = call("recover", *flags, *METHOD)
+    assert "disaggregation-incomplete" in outcome.codes
+    assert "32 stand out" in outcome.err and "label smoothing" in outcome.err
+
+
 @pytest.mark.parametrize("heavy", [None, 2.0, 3.0])
 def test_weights_of_classes_that_samples_settle_are_no_counts(tmp_path: Path, heavy: float | None) -> None:
     """Samples of weight 1 tell the size, and least squares read the others' weights as counts, surely."""

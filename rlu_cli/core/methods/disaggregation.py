@@ -29,6 +29,10 @@ from rlu_cli.core.types import (
 _LEAST_FOUND = 0.25
 """Share of the samples above the noise that must be told apart for the rest to be estimated from them."""
 
+_CROWD, _HARDLY = 4, 0.1
+"""More samples above the noise than so many, of which less than such a share is told apart, hint at other
+training. Only a hint: right clients of 64 samples with ten auxiliary images a class may look so too."""
+
 _SLACK = 0.25
 """How far, in samples, the head's update may lie beyond what the samples that remain can add to it."""
 
@@ -69,6 +73,11 @@ def solve(problem: Problem) -> Estimate:
     diagnostics: dict[str, float] = {"samples_found": len(found.labels), "gradient_rank": found.rank}
     if len(found.labels) < _LEAST_FOUND * found.rank:
         why = f"{len(found.labels)} of {total} samples could be told apart"
+        if found.rank > _CROWD and len(found.labels) < _HARDLY * found.rank:
+            why += (
+                f", though {found.rank} stand out of the rounding errors: is the loss another (label "
+                "smoothing, class weights), or was there dropout, mixed precision or weight decay?"
+            )
         return _solve_instead(problem, Note("disaggregation-incomplete", why), **diagnostics)
     left = total * problem.u / found.scale - found.residuals.sum(axis=0)
     has_bias = observation.head.bias is not None
