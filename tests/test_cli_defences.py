@@ -14,6 +14,7 @@ from cli_tools import (
     AUX,
     QUICK,
     SAMPLES,
+    Outcome,
     call,
     metadata,
     sample,
@@ -105,14 +106,16 @@ def test_clipping_that_nobody_says_shows_in_coarse_updates(tmp_path: Path, defen
 
 @pytest.mark.parametrize("defence", [Defence(quantize=8), Defence(top_k=0.3)])
 def test_so_it_does_after_several_steps(tmp_path: Path, defence: Defence) -> None:
-    bound = 0.1 * norm("untrained_m10")
-    clipped = call("recover", *defended(tmp_path, replace(defence, clip=bound), name="untrained_m10"))
+    bound, more = 0.1 * norm("untrained_m10"), ("--samples", 2000)  # twenty replays know too little
+
+    def recovered(sent: Defence) -> Outcome:
+        return call("recover", *defended(tmp_path, sent, name="untrained_m10"), *more)
+
+    clipped = recovered(replace(defence, clip=bound))
     assert "update-misscaled" in clipped.codes
     assert all(row["low"] is None for row in clipped.document["classes"])
     for right in (defence, Defence(quantize=4), Defence(top_k=0.01)):
-        assert (
-            "update-misscaled" not in call("recover", *defended(tmp_path, right, name="untrained_m10")).codes
-        )
+        assert "update-misscaled" not in recovered(right).codes
 
 
 def test_quantised_updates_have_bounds_that_know(tmp_path: Path) -> None:
