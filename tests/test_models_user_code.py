@@ -6,6 +6,7 @@ import copy
 import sys
 import textwrap
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -144,6 +145,38 @@ def test_printing_in_forward_passes_stays_off_stdout(
     captured = capsys.readouterr()
     assert captured.out == "result\n"
     assert captured.err.split("\n")[:4] == ["shape (1, 2)", "shape (1, 5)"] * 2
+
+
+def test_copies_in_threads_give_stdout_back(write: Write, capsys: pytest.CaptureFixture[str]) -> None:
+    """The first that begins takes it, the last that ends gives it back."""
+    path = write(
+        """
+        import threading
+        both = threading.Barrier(2)
+
+        class Net(nn.Linear):
+            def forward(self, x):
+                if x.shape[0] == 1:  # begins first and ends last, or the other way round
+                    both.wait(10)
+                    print("within")
+                    both.wait(10)
+                else:
+                    both.wait(10)
+                    both.wait(10)
+                return super().forward(x)
+
+        def make(): return Net(2, 3)
+        """
+    )
+    first = build(f"{path}:make")
+    second = copy.deepcopy(first)
+    with ThreadPoolExecutor(2) as pool:
+        for _ in range(20):
+            passes = [pool.submit(net, torch.zeros(rows, 2)) for net, rows in ((first, 1), (second, 2))]
+            for done in passes:
+                done.result()
+            sys.stdout.write("result\n")
+    assert capsys.readouterr() == ("result\n" * 20, "within\n" * 20)
 
 
 def test_missing_file_and_folder(tmp_path: Path) -> None:

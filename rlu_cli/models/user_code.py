@@ -13,11 +13,11 @@ import importlib
 import importlib.util
 import inspect
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
-from typing import TextIO
 
 from torch import nn
 from torch.nn.parameter import is_lazy
@@ -49,15 +49,27 @@ def build_user_model(spec: ModelSpec) -> nn.Module:
 
 
 def _print_to_stderr(model: nn.Module) -> None:
-    """Send what the model prints in its forward passes there too; copies of it do the same."""
-    before: list[TextIO] = []
+    """Send what the model prints in its forward passes there too; copies of it do the same.
+
+    Copies may pass images in threads, which share the one stdout: the first of them takes it away, and the
+    last one puts it back.
+    """
+    lock, passing = threading.Lock(), 0
+    stdout = sys.stdout
 
     def enter(module: nn.Module, images: object) -> None:
-        before.append(sys.stdout)
-        sys.stdout = sys.stderr
+        nonlocal passing, stdout
+        with lock:
+            if not passing:
+                stdout, sys.stdout = sys.stdout, sys.stderr
+            passing += 1
 
     def leave(module: nn.Module, images: object, output: object) -> None:
-        sys.stdout = before.pop()
+        nonlocal passing
+        with lock:
+            passing -= 1
+            if not passing:
+                sys.stdout = stdout
 
     model.register_forward_pre_hook(enter, prepend=True)
     model.register_forward_hook(leave, always_call=True)
