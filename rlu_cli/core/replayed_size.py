@@ -17,8 +17,8 @@ _WIDTHS = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
 
 _RIDGES = (1e-3, 1e-2, 1e-1, 1.0)
 
-_FARTHEST = 5.0
-"""Standard deviations that a size may be off."""
+_FARTHEST = 4.0
+"""Standard deviations that a size may be off: up to 3.5 among 108 right clients, 1.06 root mean square."""
 
 _LEAST = 0.05
 """The least that standard deviation counts for, in logarithms."""
