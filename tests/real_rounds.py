@@ -35,10 +35,10 @@ def batch(seed: int) -> Tensor:
     return torch.from_numpy(classes * 30 + chance.integers(0, 30, BATCH))
 
 
-def train_one_step(model: nn.Module, images: Tensor, labels: Tensor, *, lr: float = LR) -> None:
+def train_one_step(model: nn.Module, images: Tensor, labels: Tensor) -> None:
     """One step of SGD in training mode."""
     model.train()
-    optimizer = torch.optim.SGD(model.parameters(), lr=lr)
+    optimizer = torch.optim.SGD(model.parameters(), lr=LR)
     nn.functional.cross_entropy(model(images), labels).backward()
     optimizer.step()
 

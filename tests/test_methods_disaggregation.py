@@ -11,14 +11,15 @@ import numpy as np
 import pytest
 import torch
 from cli_tools import AUX, QUICK, SAMPLES, call, sample, tensors, truth, within_bounds, write_safetensors
-from real_rounds import sample_images, train_one_step
+from real_rounds import sample_images
+from torch import Tensor, nn
 
 from rlu_cli.audit.auditor import Auditor
 from rlu_cli.audit.options import RunOptions, TrainingOptions
 from rlu_cli.core.methods import METHODS, get_method
 from rlu_cli.core.methods.base import Problem
 from rlu_cli.core.recover import recover_labels
-from rlu_cli.core.types import Estimate, HeadUpdate, Observation
+from rlu_cli.core.types import Estimate, HeadUpdate, IntArray, Observation
 from rlu_cli.files.checkpoint import read_checkpoint
 from rlu_cli.models import build_model
 from rlu_cli.models.spec import parse_spec
@@ -203,44 +204,44 @@ def test_the_same_in_any_company_and_from_the_cache(tmp_path: Path) -> None:
         assert alone["classes"] == together[client]["classes"]
 
 
+MIXED = np.random.default_rng(0).permutation(300)[:32]
+"""Rows of the sample's auxiliary images."""
+
+
+def one_step(
+    folder: Path, round_: str, rows: IntArray, loss: nn.Module | None = None
+) -> tuple[list[object], Tensor]:
+    """Flags of a sample round whose client took its step on these auxiliary images, and their labels."""
+    about = read_checkpoint(SAMPLES / round_ / "client_0.safetensors").metadata
+    model = build_model(parse_spec(about["fl.arch"]), allow_user_code=False)
+    model.load_state_dict(tensors(SAMPLES / round_ / "global.safetensors"))
+    pixels, folders = sample_images(1, 28)
+    names, outputs = sorted(path.name for path in AUX.iterdir()), json.loads(about["fl.class_names"])
+    batch = torch.from_numpy(rows)
+    labels = torch.tensor([outputs.index(names[label]) for label in folders[batch].tolist()])
+    (loss or nn.CrossEntropyLoss())(model((pixels[batch] - 0.286) / 0.353), labels).backward()
+    for value in model.parameters():
+        assert value.grad is not None
+        value.data -= 0.01 * value.grad
+    flags = sample(round_)
+    flags[3] = write_safetensors(folder / "client_0.safetensors", model.state_dict(), about)
+    return flags, labels
+
+
 @pytest.mark.parametrize("images", [(5,), (5, 40), (7, 100, 200, 250)])
 def test_clients_of_few_images_that_repeat_are_as_good_as_they_are(
     tmp_path: Path, images: tuple[int, ...]
 ) -> None:
     """Few different samples stray more from their class means: that is no update unexplained."""
-    folder = SAMPLES / "trained_m1"
-    about = read_checkpoint(folder / "client_0.safetensors").metadata
-    model = build_model(parse_spec(about["fl.arch"]), allow_user_code=False)
-    model.load_state_dict(tensors(folder / "global.safetensors"))
-    pixels, folders = sample_images(1, 28)
-    names, outputs = sorted(path.name for path in AUX.iterdir()), json.loads(about["fl.class_names"])
-    labels = torch.tensor([outputs.index(names[label]) for label in folders.tolist()])
-    batch = torch.tensor(images).repeat(32 // len(images))
-    train_one_step(model, (pixels[batch] - 0.286) / 0.353, labels[batch], lr=0.01)
-    flags = sample("trained_m1")
-    flags[3] = write_safetensors(tmp_path / "client_0.safetensors", model.state_dict(), about)
+    flags, labels = one_step(tmp_path, "trained_m1", np.tile(images, 32 // len(images)))
     document = call("recover", *flags, *QUICK).document
-    assert document["counts"] == torch.bincount(labels[batch], minlength=10).tolist()
+    assert document["counts"] == torch.bincount(labels, minlength=10).tolist()
     assert document["reliability"]["grade"] == "good" and not document["warnings"]
 
 
 def test_samples_that_stand_out_and_are_none_hint_at_another_loss(tmp_path: Path) -> None:
     """Label smoothing: r is not s − onehot, while the update is as exact as any."""
-    folder = SAMPLES / "trained_m1"
-    about = read_checkpoint(folder / "client_0.safetensors").metadata
-    model = build_model(parse_spec(about["fl.arch"]), allow_user_code=False)
-    model.load_state_dict(tensors(folder / "global.safetensors"))
-    pixels, folders = sample_images(1, 28)
-    names, outputs = sorted(path.name for path in AUX.iterdir()), json.loads(about["fl.class_names"])
-    labels = torch.tensor([outputs.index(names[label]) for label in folders.tolist()])
-    batch = torch.from_numpy(np.random.default_rng(0).permutation(len(labels))[:32])
-    logits = model((pixels[batch] - 0.286) / 0.353)
-    torch.nn.functional.cross_entropy(logits, labels[batch], label_smoothing=0.3).backward()
-    for value in model.parameters():
-        assert value.grad is not None
-        value.data -= 0.01 * value.grad
-    flags = sample("trained_m1")
-    flags[3] = write_safetensors(tmp_path / "client_0.safetensors", model.state_dict(), about)
+    flags, _ = one_step(tmp_path, "trained_m1", MIXED, nn.CrossEntropyLoss(label_smoothing=0.3))
     outcome = call("recover", *flags, *METHOD)
     assert "disaggregation-incomplete" in outcome.codes
     assert "32 stand out" in outcome.err and "label smoothing" in outcome.err
@@ -249,23 +250,9 @@ def test_samples_that_stand_out_and_are_none_hint_at_another_loss(tmp_path: Path
 @pytest.mark.parametrize("heavy", [None, 2.0, 3.0])
 def test_weights_of_classes_that_samples_settle_are_no_counts(tmp_path: Path, heavy: float | None) -> None:
     """Samples of weight 1 tell the size, and least squares read the others' weights as counts, surely."""
-    folder = SAMPLES / "untrained_m1"
-    about = read_checkpoint(folder / "client_0.safetensors").metadata
-    model = build_model(parse_spec(about["fl.arch"]), allow_user_code=False)
-    model.load_state_dict(tensors(folder / "global.safetensors"))
-    pixels, folders = sample_images(1, 28)
-    names, outputs = sorted(path.name for path in AUX.iterdir()), json.loads(about["fl.class_names"])
-    labels = torch.tensor([outputs.index(names[label]) for label in folders.tolist()])
-    batch = torch.from_numpy(np.random.default_rng(0).permutation(len(labels))[:32])
-    images, labels = (pixels[batch] - 0.286) / 0.353, labels[batch]
     weighted = heavy is not None  # with 3 the counts sum to more than there are, and nothing fits
     weight = torch.tensor([heavy, 1, 1, 0.5, 1, 1, heavy, 1, 1, 0.5]) if weighted else None
-    torch.nn.functional.cross_entropy(model(images), labels, weight).backward()
-    for value in model.parameters():
-        assert value.grad is not None
-        value.data -= 0.01 * value.grad
-    flags = sample("untrained_m1")
-    flags[3] = write_safetensors(tmp_path / "client_0.safetensors", model.state_dict(), about)
+    flags, labels = one_step(tmp_path, "untrained_m1", MIXED, nn.CrossEntropyLoss(weight))
     outcome = call("recover", *flags, *METHOD)
     found = outcome.document["diagnostics"]
     assert found["samples_found"] >= 8
