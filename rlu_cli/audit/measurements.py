@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -104,12 +104,13 @@ class Measurements:
         noise_std: float,
         needs_samples: bool,
         constant: FloatArray | None = None,
+        frozen: Sequence[str] = (),
     ) -> ResidualPath:
         """Single samples' residuals on a client's way; ``local`` is the whole model where ``end`` is.
 
         Parameters
         ----------
-        constant : see `Source.replay`
+        constant, frozen : see `Source.replay`
         """
         start = self.start(training.batch_size).residuals
         if start is None:  # many classes, or an old statistics file
@@ -132,7 +133,7 @@ class Measurements:
             noise_std=noise_std,
             along=along,
             constant=constant,
-            frozen=self._source.frozen(local),
+            frozen=frozen,
         )
         last = end.residuals if along is None else end.residuals_along(along)
         return ResidualPath(start, last, replay, samples, along)

@@ -115,6 +115,11 @@ class Observer:
         model = opened.weights() if needs_end else opened.stored
         end = self._measured.end(model, training.batch_size) if needs_end else None
         start = self._measured.start(training.batch_size)
+        needs_residuals = any(method.needs_residuals for method in methods)
+        replayed = (needs_residuals and end is not None) or any(
+            method.needs_update_replays or method.needs_replayed_clients for method in methods
+        )
+        frozen = self._frozen_in(reading) if replayed else ()
         observation = replace(
             reading.observation(start, None if end is None else end.statistics),
             residuals=self._measured.residuals(
@@ -124,8 +129,9 @@ class Observer:
                 noise_std=record.noise_std,
                 needs_samples=any(method.needs_samples for method in methods),
                 constant=None if end is None else reading.whole_constant(),
+                frozen=frozen,
             )
-            if any(method.needs_residuals for method in methods)
+            if needs_residuals
             else None,
             replayed_update=self._replayed_update(reading)
             if any(method.needs_update_replays for method in methods)
@@ -137,9 +143,7 @@ class Observer:
             if record.lr_unknown or any(method.needs_dense for method in methods)
             else None,
             shared=self._measured.batch_matters(training.batch_size),
-            frozen=self._frozen_in(reading)
-            if any(method.needs_update_replays or method.needs_replayed_clients for method in methods)
-            else (),
+            frozen=frozen,
             fits=self._measured.kept_fits(training.batch_size),
             samples=self._run.samples,
             search_iterations=self._run.search_iterations,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
+
+
+HeadKind = TypeVar("HeadKind", bound="Head")
 
 
 @dataclass(frozen=True)
@@ -48,13 +51,15 @@ class Head:
     def embedding_size(self) -> int:
         return int(self.weight.shape[1])
 
+    def divided(self: HeadKind, scale: float) -> HeadKind:
+        """Both over a number."""
+        return replace(
+            self, weight=self.weight / scale, bias=None if self.bias is None else self.bias / scale
+        )
+
 
 class HeadUpdate(Head):
     """ΔW and Δb: local − global, subtracted in float64."""
-
-    def divided(self, scale: float) -> HeadUpdate:
-        """The update that training of another size would have made."""
-        return HeadUpdate(self.weight / scale, None if self.bias is None else self.bias / scale)
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,6 @@ from rlu_cli.core.residuals import residuals, too_few
 from rlu_cli.core.types import (
     Estimate,
     FloatArray,
-    Head,
     IntArray,
     LocalTraining,
     Note,
@@ -141,12 +140,11 @@ def out_of_reach(observation: Observation) -> str | None:
 
 def _resized(problem: Problem, scale: float) -> Problem:
     """The same of an update that had its size."""
-    observation, gradient = problem.observation, problem.gradient
-    bias = None if gradient.bias is None else gradient.bias / scale
+    observation = problem.observation
     return Problem(
         replace(observation, update=observation.update.divided(scale)),
         problem.u / scale,
-        Head(gradient.weight / scale, bias),
+        problem.gradient.divided(scale),
     )
 
 
