@@ -320,7 +320,7 @@ def image_corpus(folder: Path, marker: Path) -> Corpus:
     source = SAMPLES / "untrained_m1"
     aux = small_aux(folder / "aux")
     round_ = ("--global", str(source / "global.safetensors"), "--local", str(source / "client_0.safetensors"))
-    recover = ("recover", *round_, *QUICK, "--aux")
+    recover = ("recover", *round_, *QUICK, "--method", "rlu", "--aux")
     rest = {str(path.relative_to(aux)): path.read_bytes() for path in sorted(aux.rglob("*.png"))}
     victim = next(name for name in rest if name.startswith("bag"))
     commands = (

@@ -195,7 +195,7 @@ def test_noise_that_nobody_says_is_no_part_of_what_was_clipped(tmp_path: Path) -
 
 def test_what_is_larger_than_the_bound_was_not_clipped_to_it(tmp_path: Path) -> None:
     """It was read as scaled down, by a factor that its weights were asked for."""
-    flags = defended(tmp_path, Defence())
+    flags = [*defended(tmp_path, Defence()), *QUICK]
     told, untold = call("recover", *flags, "--clip", 0.4 * norm()), call("recover", *flags)
     assert told.codes == ["clip-exceeded"]
     assert told.document["classes"] == untold.document["classes"]

@@ -8,7 +8,18 @@ from pathlib import Path
 
 import pytest
 import torch
-from cli_tools import AUX, QUICK, SAMPLES, call, metadata, sample, tensors, write_safetensors, write_torch
+from cli_tools import (
+    AUX,
+    PLAIN,
+    QUICK,
+    SAMPLES,
+    call,
+    metadata,
+    sample,
+    tensors,
+    write_safetensors,
+    write_torch,
+)
 from torch import nn
 
 ROUND = SAMPLES / "untrained_m1"
@@ -327,7 +338,7 @@ def test_4_architecture_that_does_not_fit() -> None:
 
 @pytest.mark.parametrize("several", [False, True])
 def test_5_unreliable_only_when_strict(several: bool) -> None:
-    flags = ["recover", *sample("untrained_m1"), *QUICK, "--lr", 0.0005 if several else 0.001]
+    flags = ["recover", *sample("untrained_m1"), *PLAIN, "--lr", 0.0005 if several else 0.001]
     if several:
         flags += sample("untrained_m1", 1)[2:4]
     lax, strict = call(*flags), call(*flags, "--strict")
@@ -341,7 +352,7 @@ def test_5_unreliable_only_when_strict(several: bool) -> None:
 
 
 def test_5_is_written_to_the_output_file_too(tmp_path: Path) -> None:
-    flags = ["recover", *sample("untrained_m1"), *QUICK, "--lr", 0.001, "--strict"]
+    flags = ["recover", *sample("untrained_m1"), *PLAIN, "--lr", 0.001, "--strict"]
     assert call(*flags, "-o", tmp_path / "found.json").code == 5
     assert (tmp_path / "found.json").read_text(encoding="utf-8") == call(*flags).out
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from cli_tools import AUX, QUICK, SAMPLES, call, metadata, sample, tensors, write_safetensors
+from cli_tools import AUX, PLAIN, QUICK, SAMPLES, call, metadata, sample, tensors, write_safetensors
 
 from rlu_cli.audit import client_round
 from rlu_cli.core import recover as core_recover
@@ -154,11 +154,11 @@ def test_clients_that_describe_different_inputs_are_refused_in_any_order(tmp_pat
         write_safetensors(tmp_path / "silent.safetensors", state, silent),
     ]
     given = [flag for path in (paths[first], paths[1 - first]) for flag in ("--local", path)]
-    outcome = call("recover", "--global", reference, *given, "--aux", AUX, *QUICK)
+    outcome = call("recover", "--global", reference, *given, "--aux", AUX, *PLAIN)
     assert outcome.code == 4
     assert "agree on fl.normalize" in outcome.err
     assert outcome.out.count("\n") == 1  # the first one's result stands
-    agreed = call("recover", "--global", reference, *given, "--aux", AUX, *QUICK, "--normalize", "half")
+    agreed = call("recover", "--global", reference, *given, "--aux", AUX, *PLAIN, "--normalize", "half")
     assert len(agreed.lines) == 2  # the flag outranks both
 
 
@@ -176,11 +176,11 @@ def test_a_config_json_describes_the_client_beside_it_alone(tmp_path: Path, firs
     (tmp_path / "a" / "config.json").write_text(json.dumps(config), encoding="utf-8")
     paths = [paths[first], paths[1 - first]]
     given = [flag for path in paths for flag in ("--local", path)]
-    outcome = call("recover", "--global", reference, *given, "--aux", AUX, *QUICK)
+    outcome = call("recover", "--global", reference, *given, "--aux", AUX, *PLAIN)
     assert outcome.code == 4
     assert "agree on fl.normalize" in outcome.err
-    agreed = recover(reference, paths, *QUICK, "--normalize", "half")
-    assert agreed == [recover(reference, [path], *QUICK, "--normalize", "half")[0] for path in paths]
+    agreed = recover(reference, paths, *PLAIN, "--normalize", "half")
+    assert agreed == [recover(reference, [path], *PLAIN, "--normalize", "half")[0] for path in paths]
     codes = [[warning["code"] for warning in document["warnings"]] for document in agreed]
     assert ["config-ignored" in found for found in codes] == [first == 0, first == 1]
 

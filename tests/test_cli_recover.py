@@ -7,7 +7,7 @@ from pathlib import Path
 from types import NoneType
 
 import pytest
-from cli_tools import QUICK, SAMPLES, call, check_fields, sample, strict_json, truth
+from cli_tools import PLAIN, QUICK, SAMPLES, call, check_fields, sample, strict_json, truth
 
 from rlu_cli import __version__
 from rlu_cli.files.hashing import sha256_file
@@ -276,7 +276,7 @@ def test_epochs_without_dataset_size_names_what_is_missing() -> None:
 
 def test_one_rate_a_step() -> None:
     rates = ",".join(["0.01"] * 10)
-    flags = ["recover", *sample("untrained_m10"), *QUICK]
+    flags = ["recover", *sample("untrained_m10"), *PLAIN]
     listed = call(*flags, "--lr", rates).document
     assert listed["counts"] == call(*flags).document["counts"]
     assert "10" in call(*flags, "--lr", "0.01,0.02").refusal(4)

@@ -149,7 +149,7 @@ def test_reversed_sign_is_noticed(tmp_path: Path, round_: str) -> None:
     about = metadata(path)
     path.unlink()
     write_safetensors(path, {name: -tensor for name, tensor in difference(round_).items()}, about)
-    assert "update-sign-reversed" in call("recover", *flags, "--update", "delta", *QUICK).codes
+    assert "update-sign-reversed" in call("recover", *flags, "--update", "delta", *PLAIN).codes
 
 
 # --- the sum -----------------------------------------------------------------------------------------

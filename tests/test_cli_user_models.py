@@ -178,12 +178,14 @@ def test_log_softmax_changes_nothing(digits: Digits, tmp_path: Path, steps: int)
     found = []
     for factory in ("Net", "LogNet"):
         flags, _ = train_round(digits, factory, tmp_path, steps=steps)  # of equal weights
-        found.append(call("recover", *flags).document)
+        found.append(call("recover", *flags, *QUICK).document)
         arguments = [*flags[:2], *flags[4:6], "--normalize", NORMALIZE, *flags[-2:]]
         stats = tmp_path / f"{factory}.safetensors"
         assert call("estimate-logits", *arguments, "-o", stats).code == 0
         if factory == "LogNet":
-            assert call("recover", *flags, "--head", "verdict").document["counts"] == found[1]["counts"]
+            assert (
+                call("recover", *flags, *QUICK, "--head", "verdict").document["counts"] == found[1]["counts"]
+            )
     plain, log = found
     assert log["model"]["head"] == "verdict"
     assert log["counts"] == plain["counts"]
