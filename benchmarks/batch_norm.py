@@ -1,4 +1,4 @@
-"""Batch or stored statistics in the auxiliary passes; dropout off or on; heads of several forms.
+"""Batch or stored statistics in the auxiliary passes; dropout on or off; heads of several forms.
 
     python -m benchmarks.batch_norm                      (small networks)
     python -m benchmarks.batch_norm --networks large     (VGG-16 and ResNet-50, fewer clients)
@@ -87,7 +87,7 @@ def _ways(base: Round) -> Iterator[Round]:
     if "norm=group" not in base.arch:
         yield replace(base, batch_norm="running")
     if "dropout" in base.arch:
-        yield replace(base, audited=f"{base.arch},steady=true")
+        yield replace(base, dropout="off")
 
 
 def table(rows: Rows) -> str:
@@ -100,9 +100,9 @@ def table(rows: Rows) -> str:
             groups.setdefault((r.data, r.pretraining.steps, r.arch, r.training.steps or 0), []).append(row)
     lines = []
     for (data, pretraining, arch, steps), found in groups.items():
-        default = [row for row in found if row["round"].batch_norm is None and not row["round"].audited]
+        default = [row for row in found if not row["round"].batch_norm and not row["round"].dropout]
         running = [row for row in found if row["round"].batch_norm == "running"]
-        steady = [row for row in found if row["round"].audited]
+        without = [row for row in found if row["round"].dropout]
         accuracy = sum(row["model_accuracy"] for row in default) / len(default)
         lines.append(
             (
@@ -114,10 +114,10 @@ def table(rows: Rows) -> str:
                 str(len(default)),
                 mean_sd(row["iAcc"] for row in default),
                 mean_sd(row["iAcc"] for row in running) if running else "",
-                mean_sd(row["iAcc"] for row in steady) if steady else "",
+                mean_sd(row["iAcc"] for row in without) if without else "",
             )
         )
-    scores = ("iAcc, default", "iAcc, `--batch-norm running`", "iAcc, dropout on")
+    scores = ("iAcc, default", "iAcc, `--batch-norm running`", "iAcc, `--dropout off`")
     return markdown(("network", "data", "model", "m", "seeds", "clients", *scores), lines)
 
 

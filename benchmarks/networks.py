@@ -9,13 +9,6 @@ import torch
 from torch import Tensor, nn
 
 
-class SteadyDropout(nn.Dropout):
-    """Dropout that is on in eval mode too: what an auditor's pass would see with dropout left on."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return nn.functional.dropout(x, self.p, training=True)
-
-
 class GlobalMean(nn.Module):
     """The mean over positions: (B, C, H, W) to (B, C)."""
 
@@ -30,14 +23,12 @@ def small_cnn(
     head: str = "linear",
     bias: bool = True,
     dropout: float = 0.0,
-    steady: bool = False,
     width: int = 24,
 ) -> nn.Module:
     """Three strided convolutions with BatchNorm, GroupNorm or nothing, average pooling, an output layer.
 
     head : ``linear``, or ``conv``: a 1x1 convolution before the pooling
     dropout : probability, before the output layer
-    steady : whether dropout stays on in eval mode
     """
     layers: list[nn.Module] = []
     channels = 3
@@ -47,7 +38,7 @@ def small_cnn(
         layers += _norm(norm, channels)
         layers.append(nn.ReLU())
     if dropout:
-        layers.append((SteadyDropout if steady else nn.Dropout)(dropout))
+        layers.append(nn.Dropout(dropout))
     if head == "conv":
         layers += [nn.Conv2d(channels, num_classes, 1, bias=bias), GlobalMean()]
     else:

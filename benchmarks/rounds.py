@@ -65,7 +65,7 @@ class Round:
 
     data : name of the images, with what shapes them
     batch_norm : as on the command line
-    audited : the architecture that the auditor is told, where it isn't the clients'
+    dropout : likewise
     audit_aux : images of each class that the auditor has, where it isn't all that are set aside
     """
 
@@ -77,13 +77,13 @@ class Round:
     options: SimulationOptions
     pretraining: Pretraining = field(default_factory=Pretraining)
     batch_norm: Literal["batch", "running"] | None = None
-    audited: str | None = None
+    dropout: Literal["on", "off"] | None = None
     audit_aux: int | None = None
     methods: tuple[str, ...] = ("rlu",)
 
     def simulated(self) -> Round:
         """The round without how it is recovered."""
-        return replace(self, batch_norm=None, audited=None, audit_aux=None, methods=())
+        return replace(self, batch_norm=None, dropout=None, audit_aux=None, methods=())
 
     def document(self) -> dict[str, Any]:
         """All values, without those that say nothing."""
@@ -220,12 +220,12 @@ def global_model(round_: Round, images: Images, device: str) -> State | None:
 
 
 def _recover(round_: Round, root: Path, device: str) -> Rows:
-    arch = round_.audited or (round_.arch if ".py:" in round_.arch else None)
+    arch = round_.arch if ".py:" in round_.arch else None
     pairs = evaluate_archive(
         root,
         round_.methods,
         aux_options=AuxOptions(aux_per_class=round_.audit_aux),
-        model=ModelOptions(arch=arch, batch_norm=round_.batch_norm),
+        model=ModelOptions(arch=arch, batch_norm=round_.batch_norm, dropout=round_.dropout),
         run=RunOptions(device=device),
         rounds=[round_.options.rounds],
     )

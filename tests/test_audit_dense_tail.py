@@ -96,16 +96,14 @@ def test_the_update_is_the_difference_in_double_precision() -> None:
     assert not np.any(tail.layers[0].update.bias)
 
 
-@pytest.mark.parametrize("wrong", ["half", "missing", "infinite"])
+@pytest.mark.parametrize("wrong", ["half", "missing"])
 def test_no_update_of_numbers_that_say_too_little(wrong: str) -> None:
     before = mlp().state_dict()
     after = dict(before)
     if wrong == "half":
         after["1.weight"] = before["1.weight"].half()
-    elif wrong == "missing":
-        del after["1.bias"]
     else:
-        after["1.weight"] = before["1.weight"].index_fill(0, torch.tensor(0), torch.inf)
+        del after["1.bias"]
     assert DenseLayers({"1": torch.rand(5, 784)}).tail(before, after) is None
 
 

@@ -109,6 +109,17 @@ def test_coarse_numbers_are_left_to_regression(tmp_path: Path) -> None:
     assert "disaggregation-not-possible" in outcome.codes
 
 
+def test_dense_layers_that_hold_no_numbers_are_refused(tmp_path: Path) -> None:
+    """They went unseen, and another method answered without a word."""
+    local = SAMPLES / "trained_m1" / "client_0.safetensors"
+    state = dict(tensors(local))
+    state["fc1.weight"].flatten()[3] = torch.nan
+    flags = sample("trained_m1")
+    flags[3] = write_safetensors(tmp_path / "k.safetensors", state, read_checkpoint(local).metadata)
+    message = call("recover", *flags, *QUICK).refusal(4)
+    assert "fc1.weight" in message and "k.safetensors" in message
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_so_are_coarse_updates(tmp_path: Path, dtype: torch.dtype) -> None:
     """A file that holds the update is added to the global weights: its sum seemed to be exact."""

@@ -227,7 +227,8 @@ class Auditor:
         """Recover one client's label counts by each of ``methods``.
 
         Where no method needs the local model's statistics, nothing is read of the local checkpoint's tensors
-        but names, shapes and the output layer's numbers (files that can't be mapped are read whole).
+        but names, shapes and the output layer's numbers, and for single samples those of the dense layers
+        before it (files that can't be mapped are read whole, and so are all for a norm or a history).
 
         Raises
         ------

@@ -58,15 +58,13 @@ class DenseLayers:
         """
         layers = []
         for name, inputs in self._shared.items():
-            parts = [f"{name}.{part}" for part in ("weight", "bias")]
+            parts = _tensors_of(name)
             if not all(part in before and part in after for part in parts):
                 return None
             if any(not is_exact(tensors[part]) for tensors in (before, after) for part in parts):
                 return None
             weight, bias = (before[part].double().cpu() for part in parts)
             moved = [after[part].double().cpu() - before[part].double().cpu() for part in parts]
-            if not all(bool(torch.isfinite(change).all()) for change in moved):
-                return None
             added = None if constants is None else [constants[part].double().numpy() for part in parts]
             layers.append(
                 DenseLayer(
@@ -77,6 +75,11 @@ class DenseLayers:
                 )
             )
         return DenseTail(tuple(layers)) if layers else None
+
+    @property
+    def tensors(self) -> list[str]:
+        """What `tail` reads of either model, by name."""
+        return [part for name in self.inputs for part in _tensors_of(name)]
 
     def arrays(self) -> Arrays:
         """Of which `from_arrays` makes them again."""
@@ -93,6 +96,10 @@ class DenseLayers:
         if not sound or len(inputs) != count or len({len(x) for x in inputs.values()}) > 1:
             raise ValueError("inputs are not what was written")
         return cls(inputs)
+
+
+def _tensors_of(layer: str) -> list[str]:
+    return [f"{layer}.{part}" for part in ("weight", "bias")]
 
 
 def find_dense_layers(network: Network, run: Callable[[], object]) -> DenseLayers:

@@ -12,6 +12,7 @@ from rlu_cli.audit.clipping import Clipped, clip_factor, told_clipping
 from rlu_cli.audit.doubted_size import of_any_size
 from rlu_cli.audit.measurements import Measurements
 from rlu_cli.audit.memory import bytes_to_keep
+from rlu_cli.audit.network import check_finite
 from rlu_cli.audit.options import RunOptions
 from rlu_cli.audit.reading import Reading
 from rlu_cli.audit.replayed_clients import ReplayedClients
@@ -234,6 +235,8 @@ class Observer:
             constants = self._source.by_name(vector)
         layers = self._measured.dense_layers(training.batch_size)
         before, after = (self._source.tensors(model) for model in (self._reference, reading.opened.weights()))
+        read = {name: after[name] for name in layers.tensors if name in after}
+        check_finite(read, where=reading.opened.stored.path)
         return layers.tail(before, after, constants)
 
     def _best(self, reading: Reading, *, has_bias: bool) -> Method:

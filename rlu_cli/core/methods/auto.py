@@ -47,7 +47,8 @@ def best_method(
     residuals : single auxiliary samples' moments under the global model, None where they aren't known
     has_samples : whether the samples' own logits are known too
     can_replay : whether the client's training can be replayed, as `gls` does for several steps, in seconds
-    can_make_clients : whether `replay` can make up clients, in a minute at most
+    can_make_clients : whether `replay` can make up clients, in two minutes at most, or half a minute for one
+        client's alone
     alone : whether those serve one client alone, so that they are few: then `gls` knows more of few steps of
         models that are not trained
     separable : whether the samples of its one step may be told apart; asked where they are worth it

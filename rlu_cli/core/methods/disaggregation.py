@@ -56,7 +56,8 @@ def solve(problem: Problem) -> Estimate:
     answers.
 
     Assumptions: one step, an exact update (no noise, float32 or better), fewer samples than the layers have
-    inputs and outputs. `regression` or `gls` answers where they don't hold.
+    inputs and outputs. `regression` or `gls` answers where they don't hold, or `rlu` where auxiliary samples
+    are few.
     Uses the updates of the dense layers, and auxiliary samples' inputs to them to begin the search with.
     Source: after Dimitrov et al., SPEAR: Exact Gradient Inversion of Batches in Federated Learning (2024).
     """

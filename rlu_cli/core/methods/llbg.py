@@ -19,7 +19,8 @@ def solve(problem: Problem) -> Estimate:
 
     c is the model's confidence in the right class. The authors let the user choose between 0 for untrained
     models, a constant, and averages over auxiliary data; here it is 0 while the mean own confidence is below
-    2/N, and the auxiliary averages from there on. (With a uniform softmax z_j = 1/N − ∇b_j exactly.)
+    2/N (0.75 of two classes), and the auxiliary averages from there on. (With a uniform softmax
+    z_j = 1/N − ∇b_j exactly.)
 
     Assumptions: samples of other classes push every class up by 1/N in all. No activation is assumed.
 

@@ -52,8 +52,8 @@ def solve(problem: Problem) -> Estimate:
     exp(−‖z_r − z₀‖²/2w²), Σ from its residuals, and z₀ moves to the solution.
     Twice, 30 replays near the estimate are added.
 
-    Nothing is asked of the optimiser but that it can be run, so this is the method for Adam, whose update
-    isn't linear in the gradients. It gives no bounds.
+    Nothing is asked of the optimiser but that it can be run, so this serves Adam too, whose update isn't
+    linear in the gradients. It gives no bounds.
 
     Assumptions: auxiliary samples like the client's; optimiser and step count known.
     Uses ΔW, Δb, the auxiliary images and the network.
