@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from dataset_files import cifar10, write_folder, write_idx_pair, write_svhn
 from PIL import Image
 
 from rlu_cli.errors import FileError, MismatchError, RluError, UsageError
@@ -266,3 +267,26 @@ def test_import_is_light() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("place", [".", "raw", "MNIST/raw"])
+def test_idx_files_below_the_root_that_torchvision_was_given(tmp_path: Path, place: str) -> None:
+    write_idx_pair(tmp_path / place, "t10k", GREY, [number % 10 for number in range(70)])
+    images = open_dataset(str(tmp_path), split="test")
+    np.testing.assert_array_equal(images.pixels.numpy(), GREY[:, None])
+    found = open_collection(tmp_path)
+    assert (found.kind, found.root) == ("idx", tmp_path / place)
+
+
+def test_one_of_several_downloads_is_not_chosen(tmp_path: Path) -> None:
+    """CIFAR went before all others, unsaid."""
+    images = RNG.integers(0, 256, (3, 3, 32, 32), dtype=np.uint8)
+    write_idx_pair(tmp_path / "MNIST" / "raw", "t10k", GREY, LABELS.tolist())
+    write_svhn(tmp_path / "test_32x32.mat", images, [1, 2, 0])
+    with pytest.raises(UsageError, match=r"several data sets.*MNIST.raw, .*test_32x32\.mat"):
+        open_dataset(str(tmp_path))
+    write_folder(tmp_path, cifar10(images, [0, 1, 2], [str(n) for n in range(10)]))
+    with pytest.raises(UsageError, match=r"cifar-10-batches-py, .*MNIST.raw, "):
+        open_dataset(str(tmp_path))
+    for each in ("MNIST/raw", "test_32x32.mat", "cifar-10-batches-py"):
+        assert len(open_dataset(str(tmp_path / each), split="test").labels) in (3, 70)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import zlib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -110,16 +111,12 @@ def has_folders(path: Path) -> bool:
 def _folder(path: Path, accepted: str) -> Recognised:
     if is_tiny_imagenet(path):
         return Recognised(path, Kind.TINY_IMAGENET, SPLITS)
-    if find_cifar(path) is not None:
-        return Recognised(path, Kind.CIFAR, cifar_splits(path))
-    by_kind = {
-        Kind.IDX: [split for split in SPLITS if find_idx(path, split) is not None],
-        Kind.SVHN: [split for split in SPLITS if (path / svhn.FILES[split]).is_file()],
-    }
-    for kind, splits in by_kind.items():
-        if splits:
-            return Recognised(path, kind, tuple(splits))
     folders = _sub_folders(path)
+    downloaded = list(_downloaded(path, folders))
+    if len(downloaded) > 1:
+        raise UsageError(f"{path}: it holds several data sets; pass one of {_listed(downloaded)} instead")
+    if downloaded:
+        return downloaded[0]
     if not folders:
         raise FileError(f"{path}: found no data set in this folder; expected {accepted}")
     known = {name: split for split, names in _SPLIT_FOLDERS.items() for name in names}
@@ -128,6 +125,33 @@ def _folder(path: Path, accepted: str) -> Recognised:
         if filled:  # else they are classes, with images directly in them
             return Recognised(path, Kind.CLASS_FOLDERS, tuple(split for split in SPLITS if split in filled))
     return Recognised(path, Kind.CLASS_FOLDERS)
+
+
+def _downloaded(path: Path, folders: Sequence[str]) -> Iterator[Recognised]:
+    """The data sets of arrays in a folder, where torchvision puts them below its root too.
+
+    Raises
+    ------
+    UsageError
+        Both CIFAR-10 and CIFAR-100.
+    """
+    located = find_cifar(path)
+    if located is not None:
+        yield Recognised(located[1], Kind.CIFAR, cifar_splits(path))
+    for root in (path, path / "raw", *(path / name / "raw" for name in folders)):
+        splits = tuple(split for split in SPLITS if find_idx(root, split) is not None)
+        if splits:
+            yield Recognised(root, Kind.IDX, splits)
+    splits = tuple(split for split in SPLITS if (path / svhn.FILES[split]).is_file())
+    if splits:
+        yield Recognised(path, Kind.SVHN, splits)
+
+
+def _listed(found: Sequence[Recognised]) -> str:
+    """Their paths; of SVHN, which has no folder of its own, a file."""
+    return ", ".join(
+        str(each.path / svhn.FILES[each.splits[0]] if each.kind is Kind.SVHN else each.path) for each in found
+    )
 
 
 def _file(path: Path, accepted: str) -> Recognised:
