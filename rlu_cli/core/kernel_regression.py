@@ -26,6 +26,9 @@ _FARTHEST = 4.0
 _NEAREST, _SHARE = 60, 0.125
 """Left-out predictions, and the share of all, that say how far one of their size is off."""
 
+_LIKE = 40
+"""Left-out predictions of clients near the one predicted that say it as well, where there are so many."""
+
 _EDGE = 0.025
 
 
@@ -55,9 +58,11 @@ class KernelRegression:
     Roots, because they make the errors of small and of large proportions alike. β, γ and λ are those with the
     least error on clients left out, which needs no further fit: without the rows of client b the error is
     ((K + λI)⁻¹_bb)⁻¹ α_b. The same errors, of the left-out proportions nearest to the one predicted, give the
-    bounds. What left-out proportions say of which classes were there gives the presence (`PresenceModel`). A
-    class that is likelier absent than there has no samples: that is the median of its count, which makes the
-    least absolute error. Of n errors the next one exceeds the k-th largest with probability k/(n + 1), so for
+    bounds; where clients were added that are near the answer, each bound is half-way between that and what
+    their errors alone make it: they are few and err alike, and the others have none near by to learn from.
+    What left-out proportions say of which classes were there gives the presence (`PresenceModel`). A class
+    that is likelier absent than there has no samples: that is the median of its count, which makes the least
+    absolute error. Of n errors the next one exceeds the k-th largest with probability k/(n + 1), so for
     2.5 % the bounds are at k = 0.025 (n + 1), between the order statistics.
 
     Parameters
@@ -67,7 +72,7 @@ class KernelRegression:
     constants : γ, λ and β where they are known
 
     Source: kernel ridge regression (Saunders et al. 1998); block leave-one-out by the inverse; bounds as in
-    the jackknife+ (Barber et al. 2021), conditioned on the prediction.
+    the jackknife+ (Barber et al. 2021), conditioned on the prediction; means of quantiles (Ratcliff 1979).
     """
 
     def __init__(
@@ -87,6 +92,7 @@ class KernelRegression:
         kernel = self._kernel(self._rows, self._guesses)
         self._inverse = _inverse(kernel + self._ridge * np.eye(len(kernel)))
         self._strangest = max(self._strangeness(client) for client in features)
+        self._near = 0
         self._solve(N)
 
     def arrays(self) -> Arrays:
@@ -111,8 +117,8 @@ class KernelRegression:
     def with_more(self, replays: Replays) -> KernelRegression:
         """Learnt from more clients as well, with the same β, γ, λ, c and scale of the features.
 
-        Their errors don't give the bounds alone: those of clients around one mix are much alike, so they are
-        few, and each has the others to learn from.
+        They are taken to be like those that will be predicted. Their errors don't give the bounds alone:
+        those of clients around one mix are much alike, and each has the others to learn from.
         """
         features = replays.features
         _, N, F = features.shape
@@ -125,6 +131,7 @@ class KernelRegression:
         more._true = np.concatenate((self._true, np.sqrt(replays.proportions).ravel()))
         corner = more._kernel(inputs, guesses)[:, len(self._rows) :] + self._ridge * np.eye(len(inputs))
         more._inverse = _bordered(self._inverse, border, corner)
+        more._near = len(inputs)
         more._solve(N)
         return more
 
@@ -155,16 +162,20 @@ class KernelRegression:
         """For one client's features, shape (N, F)."""
         kernel = self._kernel(self._inputs(features[None]), self._guessed(features))
         z = _on_simplex((kernel @ self._weights + self._offset)[None])[0]
-        taken = min(len(self._true), max(_NEAREST, int(_SHARE * len(self._true))))
-        known, errors = self._known, self._true - self._known
-        edge = max(0.0, (_EDGE * (taken + 1) - 1) / (taken - 1))
-        low, high = np.empty_like(z), np.empty_like(z)
-        for n, root in enumerate(np.sqrt(z)):
-            edges = root + np.quantile(errors[_nearest(known, root, taken)], [edge, 1 - edge])
-            low[n], high[n] = np.square(np.clip(edges, 0.0, 1.0))
+        roots = np.sqrt(z)
+        low, high = np.square(np.clip(roots + self._errors_between(roots), 0.0, 1.0))
         presence = self._presence(z[None])
         z = _of_present(z[None], presence)[0]
         return ClassPrediction(z, np.minimum(low, z), np.maximum(high, z), presence[0])
+
+    def _errors_between(self, roots: FloatArray) -> FloatArray:
+        """Between which the middle 95 % of the errors lie where so much is predicted, shape (2, N)."""
+        known, errors = self._known, self._true - self._known
+        taken = min(len(known), max(_NEAREST, int(_SHARE * len(known))))
+        found = _middle(known, errors, roots, taken)
+        if self._near < _LIKE:
+            return found
+        return 0.5 * (found + _middle(known[-self._near :], errors[-self._near :], roots, _LIKE))
 
     def _compared(self, N: int) -> tuple[float, float, float]:
         """γ, λ and β of the least error."""
@@ -200,6 +211,14 @@ class KernelRegression:
 
     def _strangeness(self, features: FloatArray) -> float:
         return float(np.mean(np.square((features - self._mean) / self._scale)))
+
+
+def _middle(predicted: FloatArray, errors: FloatArray, values: FloatArray, count: int) -> FloatArray:
+    """The middle 95 % of the errors of the ``count`` predictions nearest to each value, shape (2, N)."""
+    edge = max(0.0, (_EDGE * (count + 1) - 1) / (count - 1))
+    return np.stack(
+        [np.quantile(errors[_nearest(predicted, value, count)], [edge, 1 - edge]) for value in values], axis=1
+    )
 
 
 def _nearest(values: FloatArray, value: float, count: int) -> IntArray:
