@@ -16,6 +16,7 @@ from rlu_cli.audit.updates import is_exact
 from rlu_cli.core.dense_layers import DenseLayer, DenseTail, LayerInputs
 from rlu_cli.core.fits import Arrays
 from rlu_cli.core.types import Head, HeadUpdate
+from rlu_cli.files.state_dict import layer_tensors
 
 _MOST_LAYERS = 4
 """Two are searched, and two more may be too small for it."""
@@ -58,7 +59,7 @@ class DenseLayers:
         """
         layers = []
         for name, inputs in self._shared.items():
-            parts = _tensors_of(name)
+            parts = layer_tensors(name)
             if not all(part in before and part in after for part in parts):
                 return None
             if any(not is_exact(tensors[part]) for tensors in (before, after) for part in parts):
@@ -79,7 +80,7 @@ class DenseLayers:
     @property
     def tensors(self) -> list[str]:
         """What `tail` reads of either model, by name."""
-        return [part for name in self.inputs for part in _tensors_of(name)]
+        return [part for name in self.inputs for part in layer_tensors(name)]
 
     def arrays(self) -> Arrays:
         """Of which `from_arrays` makes them again."""
@@ -96,10 +97,6 @@ class DenseLayers:
         if not sound or len(inputs) != count or len({len(x) for x in inputs.values()}) > 1:
             raise ValueError("inputs are not what was written")
         return cls(inputs)
-
-
-def _tensors_of(layer: str) -> list[str]:
-    return [f"{layer}.{part}" for part in ("weight", "bias")]
 
 
 def find_dense_layers(network: Network, run: Callable[[], object]) -> DenseLayers:

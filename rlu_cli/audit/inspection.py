@@ -13,6 +13,7 @@ from rlu_cli.audit.report import envelope
 from rlu_cli.errors import RluError
 from rlu_cli.files.checkpoint import read_checkpoint
 from rlu_cli.files.shards import sha256_checkpoint
+from rlu_cli.files.state_dict import layer_tensors
 from rlu_cli.models import ModelSpec, build_model, find_head, match_builtin
 
 
@@ -51,11 +52,11 @@ def _built_head(spec: ModelSpec) -> str | None:
 
 
 def _describe(name: str, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
-    prefix = f"{name}." if name else ""
-    weight = tensors[f"{prefix}weight"]
+    weight_name, bias_name = layer_tensors(name)
+    weight = tensors[weight_name]
     return {
         "name": name,
         "num_classes": int(weight.shape[0]),
         "embedding_size": int(weight.shape[1]),
-        "bias": f"{prefix}bias" in tensors,
+        "bias": bias_name in tensors,
     }

@@ -11,6 +11,7 @@ from rlu_cli.audit.updates import add_update, check_kind, check_same_tensors, mo
 from rlu_cli.core.recover import head_update
 from rlu_cli.core.types import Head, HeadUpdate, Note
 from rlu_cli.files.checkpoint import Checkpoint
+from rlu_cli.files.state_dict import layer_tensors
 from rlu_cli.files.weight_norm import joined_name
 
 
@@ -63,8 +64,7 @@ def open_local(stored: Checkpoint, reference: Checkpoint, kind: Update, head_nam
         others=lambda: moved_tensors(kind, stored.unjoined, reference.unjoined),
     )
     update, head, frozen = without_frozen_bias(head_update(after, before), before)
-    part = "weight" if update.bias is None else "bias"
-    name = f"{head_name}.{part}" if head_name else part
+    name = layer_tensors(head_name)[0 if update.bias is None else 1]
     files = (own, base) if kind == "weights" else (own,)  # the global numbers in a sum cancel
     rounding = stored_rounding(*(file.tensors[name] for file in files))
     return LocalModel(stored, reference, kind, update, head, rounding, (*notes, *frozen))
@@ -84,8 +84,7 @@ def layer_head(checkpoint: Checkpoint, head_name: str) -> Head:
 
 def _layer(checkpoint: Checkpoint, head_name: str) -> Checkpoint:
     """The tensors of one layer alone."""
-    prefix = f"{head_name}." if head_name else ""
-    names = {f"{prefix}weight", f"{prefix}bias"}
+    names = layer_tensors(head_name)
     return replace(
         checkpoint,
         tensors={name: t for name, t in checkpoint.tensors.items() if name in names},

@@ -14,7 +14,7 @@ from rlu_cli.core.types import Head
 from rlu_cli.errors import MismatchError
 from rlu_cli.files.checkpoint import Checkpoint
 from rlu_cli.files.positional import name_positional
-from rlu_cli.files.state_dict import strip_prefixes
+from rlu_cli.files.state_dict import layer_tensors, strip_prefixes
 from rlu_cli.files.weight_norm import joined_name
 from rlu_cli.models import (
     ModelSpec,
@@ -164,24 +164,24 @@ def read_head(tensors: Mapping[str, Tensor], name: str, *, where: str) -> Head:
     MismatchError
         No such layer, or not one of the right shape, or numbers that aren't finite.
     """
-    prefix = f"{name}." if name else ""
-    weight, bias = tensors.get(f"{prefix}weight"), tensors.get(f"{prefix}bias")
+    names = weight_name, bias_name = layer_tensors(name)
+    weight, bias = (tensors.get(part) for part in names)
     if weight is None:
         raise MismatchError(
-            f"expected the output layer {prefix}weight in {where}, found no such tensor: the two checkpoints "
+            f"expected the output layer {weight_name} in {where}, found no such tensor: the two checkpoints "
             "are of different networks, or --head names another layer"
         )
     if weight.ndim not in (2, 4) or any(side != 1 for side in weight.shape[2:]):
         raise MismatchError(
-            f"expected {prefix}weight in {where} to be a matrix or a 1x1 convolution, "
+            f"expected {weight_name} in {where} to be a matrix or a 1x1 convolution, "
             f"found the shape {tuple(weight.shape)}: name the output layer with --head"
         )
     if bias is not None and bias.shape != weight.shape[:1]:
         raise MismatchError(
-            f"expected {prefix}bias in {where} to have a number for each row of {prefix}weight, "
+            f"expected {bias_name} in {where} to have a number for each row of {weight_name}, "
             f"{tuple(weight.shape)}, found the shape {tuple(bias.shape)}: save it flat"
         )
-    layer = {name: tensors[name] for name in (f"{prefix}weight", f"{prefix}bias") if name in tensors}
+    layer = {name: tensors[name] for name in names if name in tensors}
     for part, tensor in layer.items():
         if not tensor.is_floating_point():
             kind = str(tensor.dtype).removeprefix("torch.")

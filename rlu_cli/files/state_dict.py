@@ -19,6 +19,7 @@ __all__ = [
     "has_key",
     "is_flat",
     "join_weight_norm",
+    "layer_tensors",
     "strip_prefixes",
     "unwrap",
 ]
@@ -29,6 +30,12 @@ PREFIXES = ("module.", "_orig_mod.", "_module.", "_fsdp_wrapped_module.", "model
 """What wrappers (DDP, torch.compile, Opacus, FSDP, Lightning) put before every name."""
 _AVERAGED = "n_averaged"
 _DEPTH = 4
+
+
+def layer_tensors(layer: str) -> tuple[str, str]:
+    """The names of a layer's weight and bias; a layer that was saved alone has no name."""
+    prefix = f"{layer}." if layer else ""
+    return f"{prefix}weight", f"{prefix}bias"
 
 
 def _tensor_count(value: object) -> int:
