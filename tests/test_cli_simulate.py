@@ -147,6 +147,13 @@ def test_a_model_with_nothing_to_train(tmp_path: Path) -> None:
     assert "all of them frozen" in call("simulate", *flags).refusal(4)
 
 
+def test_training_that_diverges(tmp_path: Path) -> None:
+    """Models of NaN were written, with accuracies of such."""
+    flags = [*TINY, *TRAINING, "--lr", 1e20, "--steps", 5, "-o", tmp_path / "a"]
+    assert "NaN or infinity in client_" in call("simulate", *flags).refusal(4)
+    assert not list((tmp_path / "a").glob("round_*/client_*"))
+
+
 def test_users_own_architecture(tmp_path: Path) -> None:
     (tmp_path / "net.py").write_text(NET, encoding="utf-8")
     arch = f"{tmp_path / 'net.py'}:Net:width=12"

@@ -219,6 +219,11 @@ class Simulator:
                     "another --batch-size"
                 ) from error
         state = snapshot(self.model)
+        if not all(bool(torch.isfinite(part).all()) for part in state.values()):
+            raise MismatchError(
+                f"expected training that converges, found NaN or infinity in {archive.client_name(client)} "
+                f"of round {number}: lower --lr or take fewer steps, and write to a new folder"
+            )
         defence = defence_of(self.options)
         if not defence.active:
             return state
