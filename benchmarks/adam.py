@@ -10,7 +10,7 @@ a class. Prints Markdown and writes every client's scores to results/adam.ndjson
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import product
 from typing import Any
@@ -71,15 +71,17 @@ METHODS = ("replay", "surrogate")
 def main() -> None:
     parser = seeds_parser(__doc__, results="adam.ndjson")
     parser.add_argument("--only", action="append", choices=REGIMES, help="a regime; may be repeated")
+    parser.add_argument("--method", action="append", choices=METHODS, help="may be repeated; default: both")
     arguments = parser.parse_args()
     images = open_dataset("fashion-mnist")
     cases = product(arguments.only or REGIMES, chosen_seeds(arguments))
-    rows = gathered((measure(images, regime, seed) for regime, seed in cases), arguments.output)
+    methods = arguments.method or METHODS
+    rows = gathered((measure(images, regime, seed, methods) for regime, seed in cases), arguments.output)
     print(f"{machine()}; {arguments.seeds} seeds × {CLIENTS} clients, mean ± standard deviation over them\n")
     print(table(rows))
 
 
-def measure(images: ImageSet, regime: str, seed: int) -> Iterator[Row]:
+def measure(images: ImageSet, regime: str, seed: int, methods: Sequence[str]) -> Iterator[Row]:
     """Scores of every client of one round."""
     reached, options, wrong = REGIMES[regime]
     start = lenet_at_accuracy(images, reached, seed=seed)
@@ -89,8 +91,8 @@ def measure(images: ImageSet, regime: str, seed: int) -> Iterator[Row]:
         federation = replace(federation, clients=2 * CLIENTS, participation=0.5)
     training = StepOptions(batch_size=32, **options)
     with played(lambda root: lenet_simulator(images, training, federation, seed, root, start=start)) as root:
-        methods = METHODS[:1] if wrong else METHODS
-        for scores, _, _ in scored(root, methods, TrainingOptions(**wrong)):
+        asked = [method for method in methods if method == "replay" or not wrong]
+        for scores, _, _ in scored(root, asked, TrainingOptions(**wrong)):
             yield {"regime": regime, "seed": seed, **scores}
 
 
