@@ -205,6 +205,20 @@ def test_what_is_larger_than_the_bound_was_not_clipped_to_it(tmp_path: Path) -> 
     assert "clip-exceeded" not in call("recover", *flags, "--clip", 0.6 * norm()).codes
 
 
+@pytest.mark.parametrize(
+    ("more", "code"), [((), "clip-simulated"), (("--aux-per-class", 5), "update-clipped")]
+)
+def test_clipping_is_not_forgotten_where_another_method_answers(
+    tmp_path: Path, more: tuple[object, ...], code: str
+) -> None:
+    """A third to a half of the labels were wrong, and the grade was good."""
+    bound = 0.3 * norm()
+    flags = [*defended(tmp_path, Defence(clip=bound)), "--clip", bound, "--method", "disaggregation"]
+    outcome = call("recover", *flags, "--batch-size", 128, *more)  # too many to be told apart
+    assert {"disaggregation-not-possible", code} <= set(outcome.codes)
+    assert (outcome.document["reliability"]["grade"] == "poor") or code == "clip-simulated"
+
+
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_a_norm_that_is_none_is_refused(tmp_path: Path, value: float) -> None:
     """Of one step the output layer alone is read, unless the norm is: then --clip was dropped unsaid."""

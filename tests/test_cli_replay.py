@@ -113,6 +113,65 @@ def test_clients_whose_labels_are_as_the_model_guesses_have_their_size(tmp_path:
     assert min(pair["iAcc"] for pair in found) > 0.95
 
 
+NORMED_BODY = """
+from torch import nn
+
+def net():
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 20), nn.BatchNorm1d(20), nn.ReLU(), nn.Linear(20, 10))
+"""
+
+
+def the_one_client(root: Path) -> list[object]:
+    """Flags of the first round of an archive that one client took part in."""
+    (local,) = (root / "round_0001").glob("client_*.safetensors")
+    return ["--global", local.with_name("global.safetensors"), "--local", local, "--aux", root / "aux"]
+
+
+def test_batch_norm_of_single_values_in_replays(tmp_path: Path) -> None:
+    """Of made-up clients some end their epochs with one image: the default ended as a fault of ours."""
+    (tmp_path / "net.py").write_text(NORMED_BODY, encoding="utf-8")
+    arch, root = ("--arch", f"{tmp_path / 'net.py'}:net"), tmp_path / "archive"
+    made = ["--data", "digits", "--clients", 8, "--participation", 0.125, "--alpha", 5, "--aux-per-class", 20]
+    trained = ["--lr", 0.02, "--batch-size", 8, "--epochs", 1, "--seed", 1]
+    assert call("simulate", *made, *trained, *arch, "-o", root).code == 0
+    (local,) = (root / "round_0001").glob("client_*.safetensors")
+    flags = [
+        "--global",
+        local.with_name("global.safetensors"),
+        "--local",
+        local,
+        "--aux",
+        root / "aux",
+        *arch,
+    ]
+    document = call("recover", *flags, "--samples", 2000).document
+    assert document["method"] == "replay"
+    assert document["reliability"]["grade"] == "good"
+    for method in ("replay", "gls"):
+        single = ("--method", method, "--batch-size", 1, "--steps", 4)
+        assert "a single image" in call("recover", *flags, *QUICK, *single).refusal(4)
+
+
+def test_what_no_client_can_have_trained_with_is_left_out_of_the_sensitivity(tmp_path: Path) -> None:
+    (tmp_path / "net.py").write_text(NORMED_BODY, encoding="utf-8")
+    arch, root = ("--arch", f"{tmp_path / 'net.py'}:net"), tmp_path / "archive"
+    made = ["--data", "digits", "--clients", 4, "--participation", 0.25, "--alpha", 5, "--aux-per-class", 12]
+    assert call("simulate", *made, "--lr", 0.02, "--batch-size", 2, "--steps", 3, *arch, "-o", root).code == 0
+    (local,) = (root / "round_0001").glob("client_*.safetensors")
+    flags = [
+        "--global",
+        local.with_name("global.safetensors"),
+        "--local",
+        local,
+        "--aux",
+        root / "aux",
+        *arch,
+    ]
+    document = call("recover", *flags, *QUICK, "--method", "gls", "--sensitivity").document
+    used = [(entry["value"], entry["used"]) for entry in document["sensitivity"]]
+    assert ("batch_size", 3) in used and ("batch_size", 1) not in used
+
+
 FROZEN_BODY = """
 import torch
 from torch import nn

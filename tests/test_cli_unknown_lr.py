@@ -37,8 +37,25 @@ def test_adams_rate_is_told_by_replays(tmp_path: Path, steps: int, error: float)
     files = [archive / "round_0001" / f"{name}.safetensors" for name in ("global", "client_0000")]
     flags = ["--global", files[0], "--local", files[1], *QUICK, "--method", "surrogate", "--lr", "auto"]
     document = call("recover", *flags, "--aux", archive / "aux").document
-    assert document["training"]["lr"] == pytest.approx(0.001, rel=error)
+    rate = document["training"]["lr"]
+    assert rate == pytest.approx(0.001, rel=error)
     assert document["training"]["sources"]["lr"] == "estimated"
+    told = call("recover", *flags[:-1], repr(rate), "--aux", archive / "aux").document
+    assert document["classes"] == told["classes"]  # they were those of a rate of 1
+
+
+@pytest.mark.parametrize("pull", [2, 5])
+def test_a_proximal_pull_is_none_of_a_rate_of_one(tmp_path: Path, pull: float) -> None:
+    """At which each step turned the model round: a fault of ours, or noise that nobody had added."""
+    archive = tmp_path / "a"
+    made = ["--data", "digits", "--normalize", "half", "--clients", 2, "--alpha", 1, "--aux-per-class", 20]
+    trained = ["--scheme", "fedprox", "--lambda", pull, "--lr", 0.01, "--batch-size", 32, "--steps", 10]
+    assert call("simulate", "-o", archive, *made, *trained, "--seed", 3).code == 0
+    files = [archive / "round_0001" / f"{name}.safetensors" for name in ("global", "client_0000")]
+    flags = ["--global", files[0], "--local", files[1], *QUICK, "--method", "rlu", "--lr", "auto"]
+    outcome = call("recover", *flags, "--aux", archive / "aux")
+    assert outcome.document["training"]["lr"] == pytest.approx(0.01, rel=0.1)
+    assert outcome.codes == ["lr-estimated"]
 
 
 def test_counts_are_those_of_the_rate_found() -> None:

@@ -53,6 +53,12 @@ def test_zeros_that_rounding_makes_are_no_sign() -> None:
     assert not coarsening_of(HeadUpdate(np.zeros((2, 2)), np.ones(2)), resolution=1e-9).any
 
 
+def test_values_that_lie_close_without_a_gap_are_no_grid() -> None:
+    """As those of bfloat16 do, whose rounding is wider than they lie apart: all were taken for one value."""
+    values = np.random.default_rng(0).uniform(-0.01, 0.01, size=(N, L))
+    assert not coarsening_of(HeadUpdate(values, None), resolution=0.002).any
+
+
 @pytest.mark.parametrize("defence", [Defence(top_k=0.3), Defence(quantize=5), Defence(top_k=0.5, quantize=4)])
 def test_what_was_made_coarser_stays_as_it_is(defence: Defence) -> None:
     """The grid and the least number that are found are those of the update itself."""

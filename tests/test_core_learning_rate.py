@@ -51,6 +51,17 @@ def a_round(
     return observation, Activations(logits, embeddings, aux)
 
 
+def test_two_classes_tell_no_rate() -> None:
+    """Two numbers for the labels and the rate: half of the intervals held, and bounds of a wrong rate."""
+    head, counts = Head(np.eye(2, 4), np.zeros(2)), np.array([9, 4])
+    rng, labels = np.random.default_rng(0), np.repeat(np.arange(2), 40)
+    embeddings = rng.uniform(size=(80, 4))
+    with pytest.raises(MismatchError, match="3 to 200 classes"):
+        estimate_learning_rate(
+            known_round(counts, head), Activations(embeddings @ head.weight.T, embeddings, labels), None
+        )
+
+
 def told_as(observation: Observation, rate: float | tuple[float, ...]) -> Observation:
     return replace(observation, training=replace(observation.training, lr=rate))
 

@@ -403,6 +403,18 @@ def test_a_gap_warns_where_it_may_be_harmless(tmp_path: Path) -> None:
     assert np.any(counts != case.counts[5, "ben"])
 
 
+def test_feddc_needs_the_global_model_after_the_clients_last_round(tmp_path: Path) -> None:
+    """Its gap was taken over all rounds that were missing too, with a good grade."""
+    case = federate(tmp_path, "feddc", 10)
+    case.folder(4).rename(tmp_path / "elsewhere")
+    with pytest.raises(MismatchError, match=r"after the client's last round, 3, .* lacks round 4"):
+        case.recover(5, "ben")
+    (tmp_path / "elsewhere").rename(case.folder(4))
+    case.folder(1).rename(tmp_path / "elsewhere")
+    _, notes = case.recover(5, "dan" if "dan" in TAKES_PART[4] else "ben")
+    assert [note.code for note in notes] == ["history-gap"]
+
+
 def test_dates_as_round_numbers_leave_gaps_that_nobody_lists(tmp_path: Path) -> None:
     case = federate(tmp_path, "feddyn", 10)
     past = tmp_path / "past"

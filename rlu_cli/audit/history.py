@@ -161,6 +161,8 @@ def constant_gradient(
             "scaffold needs the global models of all earlier rounds, or its server variates, but "
             f"{notes[0].message}"
         )
+    if training.scheme == "feddc":
+        _check_last_update(rounds, number)
     state, control = ClientState.fresh(zero), zero
     models = (history.of_file(past.reference, now) for past in rounds)  # two at a time: networks are large
     before = next(models)
@@ -343,6 +345,25 @@ def _gaps(rounds: Sequence[PastRound], current: int | None) -> list[Note]:
     shown = ", ".join(map(str, first)) + ("…" if missing > _NAMED else "")
     message = f"the history lacks round {shown}, which the client is taken to have sat out"
     return [Note("history-gap", message)]
+
+
+def _check_last_update(rounds: Sequence[PastRound], current: int | None) -> None:
+    """Refuse a history without the global model after the client's last round, which FedDC's gap is to.
+
+    Raises
+    ------
+    MismatchError
+    """
+    taken = [place for place, past in enumerate(rounds) if past.local is not None]
+    if not taken:
+        return
+    last = rounds[taken[-1]].number
+    after = rounds[taken[-1] + 1].number if taken[-1] + 1 < len(rounds) else current
+    if after is not None and after != last + 1:
+        raise MismatchError(
+            f"feddc needs the global model after the client's last round, {last}, but the history lacks "
+            f"round {last + 1}: add its global checkpoint"
+        )
 
 
 def _has_controls(rounds: Sequence[PastRound], current: FloatArray | None) -> bool:

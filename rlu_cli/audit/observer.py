@@ -99,7 +99,8 @@ class Observer:
         training = reading.record.training
         counts = self._measured.start(training.batch_size).moments.counts
         if method.needs_dense:  # a sample's own inputs tell the scale
-            return True
+            apart = out_of_scope(self._dense(reading), training, len(counts)) is None
+            return apart or self._learns_from_clipped(METHODS["regression"], reading)  # which answers then
         if method.out_of_scope is None or method.out_of_scope(counts, training) is not None:
             return False
         return not method.needs_replayed_clients or self._replayed_clients(reading) is not None

@@ -18,6 +18,7 @@ from rlu_cli.core.residuals import ResidualMoments, residual_moments, residual_v
 from rlu_cli.core.rounding import round_to_total
 from rlu_cli.core.schemes import impulse_response
 from rlu_cli.core.types import Activations, FloatArray, Head, IntArray, LocalTraining, Observation
+from rlu_cli.errors import MismatchError
 from rlu_cli.images import ImageSet, Normalization
 from rlu_cli.models import load_weights
 from rlu_cli.simulation.client import Batch, local_training
@@ -182,7 +183,15 @@ class Replay:
                 ways.enter_context(torch.random.fork_rng(devices=[]))
                 torch.manual_seed(self.seed)  # for dropout
             constant = self.constant and {name: k.to(self.device) for name, k in self.constant.items()}
-            local_training(model, feed(), self.training, constant=constant)
+            try:
+                local_training(model, feed(), self.training, constant=constant)
+            except ValueError as error:
+                if min(map(len, batches)) > 1:
+                    raise
+                raise MismatchError(
+                    f"expected batches that the model can train on, found some of a single image ({error}): "
+                    "correct --batch-size, or --epochs and --dataset-size"
+                ) from error
         seen[len(batches)] = snapshot(model)
         return [seen[step] for step in at]
 
@@ -206,10 +215,13 @@ class Replay:
 
 def with_training(observation: Observation, training: LocalTraining) -> Observation:
     """The same measurements of a client that trained otherwise, and its replay under that training."""
-    path = observation.residuals
+    path, update = observation.residuals, observation.replayed_update
     if path is not None and isinstance(path.replay, Replay):
         path = replace(path, replay=replace(path.replay, training=training))
-    return replace(observation, training=training, residuals=path)
+    replay = getattr(update, "__self__", None)
+    if isinstance(replay, Replay):
+        update = replace(replay, training=training).update
+    return replace(observation, training=training, residuals=path, replayed_update=update)
 
 
 def replay_nodes(training: LocalTraining) -> tuple[list[int], list[float]]:

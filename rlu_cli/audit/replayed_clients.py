@@ -115,6 +115,21 @@ class ReplayedClients:
             return _random_states() == before
 
     @cached_property
+    def _needs_pairs(self) -> bool:
+        """Whether the network can't train on a single image: BatchNorm has no variance of one value.
+
+        The real client had no such batch, but one that is made up has another size, whose epochs may end so.
+        """
+        base = self.base
+        model = copy.deepcopy(base.network.model).train()
+        try:
+            with torch.random.fork_rng(devices=[]), torch.no_grad():
+                model(base.normalization.apply(base.images.pixels[:1]).to(base.device))
+        except ValueError:
+            return True
+        return False
+
+    @cached_property
     def _labels(self) -> IntArray:
         return self.base.images.labels.numpy()
 
@@ -127,6 +142,8 @@ class ReplayedClients:
         rng = np.random.default_rng((self.base.seed, 2, plan.draw))
         share, held_out = self._share(plan.counts, rng)
         batches = _batches(share, plan.training, rng)
+        if plan.training.batch_size > 1 and self._needs_pairs:
+            batches = [rows if len(rows) > 1 else np.append(rows, rng.choice(share)) for rows in batches]
         replay = replace(self.base, training=plan.training)
         (end,) = replay.states(batches, at=[len(batches)], random=not self._side_by_side)
         end, noise_std = self._sent(end, plan.draw)

@@ -9,7 +9,7 @@ from typing import Any
 from rlu_cli.audit.annotations import Annotations, boolean, number, numbers, text, whole
 from rlu_cli.audit.options import TrainingOptions
 from rlu_cli.core.rate_likelihood import scaled
-from rlu_cli.core.schemes import MOST_STEPS, SCHEMES, check_training
+from rlu_cli.core.schemes import MOST_STEPS, SCHEMES, check_training, step_rates
 from rlu_cli.core.types import LocalTraining
 from rlu_cli.core.variates import STATEFUL
 from rlu_cli.errors import MismatchError, UsageError
@@ -19,6 +19,9 @@ ESTIMATED = "auto"
 
 _TINY = 1e-6
 """A factor of an unknown rate with which the other values can be checked."""
+
+_PULLED = 0.01
+"""How far proximal pulls and weight decay may take a model back while its rate is unknown."""
 
 MOST = 1e30
 """Noise and clipping norms that arithmetic can take."""
@@ -172,6 +175,8 @@ def _resolve(options: TrainingOptions, annotations: Annotations, *, may_estimate
         optimizer=optimizer,
         **_adam_values(options, annotations, optimizer),
     )
+    if unknown:
+        training = _hardly_pulled(training)
     check_training(scaled(training, _TINY) if unknown else training)
     noise_std = get("noise_std", options.noise_std, number) or 0.0
     clip = get("clip", options.clip, number)
@@ -204,6 +209,16 @@ def _resolve(options: TrainingOptions, annotations: Annotations, *, may_estimate
     if unknown:
         sources["lr"] = "estimated"
     return TrainingRecord(training, values, sources, unknown, noise_std, clip)
+
+
+def _hardly_pulled(training: LocalTraining) -> LocalTraining:
+    """With unknown rates that are small enough for pulls to do little, whatever they are in truth.
+
+    What is looked at before the rate is found must not hang on them: at a rate of 1 a pull of 2 would turn
+    every second step round.
+    """
+    pulled = (training.prox + training.weight_decay) * float(step_rates(training).sum())
+    return scaled(training, _PULLED / pulled) if pulled > _PULLED else training
 
 
 def _shown(lr: float | tuple[float, ...]) -> float | list[float]:

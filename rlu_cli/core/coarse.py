@@ -137,10 +137,15 @@ def _resolution(observation: Observation) -> float:
 
 
 def _levels(values: FloatArray, gap: float) -> FloatArray | None:
-    """The different values, None where some are neither alike nor clearly apart."""
+    """The different values, None where some are neither alike nor clearly apart.
+
+    Rounding makes those that are alike differ by twice the resolution at most, all of them.
+    """
     ordered = np.sort(values)
-    steps = np.diff(ordered)
-    alike = steps <= 2 * gap / _CLEAR
-    if np.any(~alike & (steps < gap)):
+    steps, close = np.diff(ordered), 2 * gap / _CLEAR
+    alike = steps <= close
+    if np.any(~alike & (steps < gap)) or not len(ordered):
         return None
-    return np.asarray(ordered[np.concatenate(([True], ~alike))]) if len(ordered) else ordered
+    first = np.flatnonzero(np.concatenate(([True], ~alike)))
+    last = np.append(first[1:], len(ordered)) - 1
+    return None if np.any(ordered[last] - ordered[first] > close) else np.asarray(ordered[first])

@@ -21,6 +21,8 @@ from rlu_cli.core.residuals import MOST_CLASSES
 from rlu_cli.core.types import Activations, Observation
 from rlu_cli.errors import MismatchError
 
+_FEWEST_CLASSES = 3
+
 _REPLAYS, _RISE, _FLATTEST = 5, 0.26, 0.1
 """Of training, for its distance; steps of the rate's logarithm; the least slope that is believed."""
 
@@ -60,7 +62,8 @@ def estimate_learning_rate(
     Raises
     ------
     MismatchError
-        No embeddings, too few samples of a class, or more than 200 classes.
+        No embeddings, too few samples of a class, two classes, whose update is two numbers in these views and
+        tells no more than the labels at a given rate, or more than 200.
     """
     _check_samples(observation, start, end)
     models, weights = [start], [1.0]
@@ -92,9 +95,10 @@ def _check_samples(observation: Observation, start: Activations, end: Activation
             "expected embeddings beside the logits, which --lr auto needs, found logits alone: add the "
             "array `embeddings`, or say --lr"
         )
-    if N > MOST_CLASSES:
+    if not _FEWEST_CLASSES <= N <= MOST_CLASSES:
         raise MismatchError(
-            f"expected at most {MOST_CLASSES} classes for --lr auto, found {N}: say --lr RATE"
+            f"expected {_FEWEST_CLASSES} to {MOST_CLASSES} classes for --lr auto, where single samples can't "
+            f"be told apart, found {N}: say --lr RATE"
         )
     fewest = np.bincount(start.labels, minlength=N).min()
     if fewest < FEWEST:

@@ -183,7 +183,7 @@ class _Prepared:
         """Without bounds where they mean nothing: of an update of another size than training made it."""
         observation = self.problem.observation
         total = observation.training.samples
-        found = (*observation.notes, *warnings)
+        found = (*observation.notes, *warnings, *self._clipped_unawares(estimate))
         codes = {note.code for note in found}  # a check and a method may find the same
         said = codes | {note.code for note in estimate.warnings}
         sized = estimate.any_size or not (observation.scaled or "update-misscaled" in said)
@@ -206,6 +206,16 @@ class _Prepared:
             },
             warnings=(*found, *(note for note in estimate.warnings if note.code not in codes)),
         )
+
+    def _clipped_unawares(self, estimate: Estimate) -> tuple[Note, ...]:
+        """A warning where a method that knows of clipping had to leave the answer to one that doesn't."""
+        if self.problem.observation.clipping is None or estimate.any_size:
+            return ()
+        message = (
+            "the update was clipped, and the method that answers doesn't know by how much: the counts are "
+            "too even, and there are no bounds"
+        )
+        return (Note("update-clipped", message),)
 
 
 def _prepared(observation: Observation, method: str) -> _Prepared:
