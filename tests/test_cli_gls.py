@@ -58,4 +58,6 @@ def test_older_statistics_are_not(tmp_path: Path) -> None:
     assert call("recover", *files, "--stats", stats).document["method"] == "rlu"
     assert "--aux" in call("recover", *files, "--stats", stats, "--method", "gls").refusal(2)
     both = call("recover", *files, "--stats", stats, "--aux", AUX, *GLS).document
+    fewer = ("--aux-per-class", 20)  # other samples than those of the statistics: they were mixed, unsaid
+    assert "--stats" in call("recover", *files, "--stats", stats, "--aux", AUX, *fewer, *GLS).refusal(4)
     assert both["counts"] == truth("untrained_m1")

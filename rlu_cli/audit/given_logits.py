@@ -138,6 +138,11 @@ class GivenLogits:
             },
         }
 
+    @property
+    def samples_digest(self) -> str:
+        """Of the file that has the global model's logits."""
+        return sha256_file(self.path)
+
     def facts(self, local: Checkpoint | None, batch_size: int | None) -> dict[str, Any]:
         """The arrays themselves."""
         return {"logits": sha256_tensors(as_tensors(self.activations(local, batch_size)))}

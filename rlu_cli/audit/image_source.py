@@ -230,7 +230,7 @@ class ImageSource:
             "library": [version(name) for name in library],
             "answer": self._answer if spec.kind in ("module", "file") else None,
             "output_layer": self.network.layer.name,
-            "images": self._digest,
+            "images": self.samples_digest,
             "normalize": str(self.auxiliary.normalization),
             "batch_norm": self.batch_norm,
             "dropout": self.dropout,
@@ -356,7 +356,8 @@ class ImageSource:
         return multiply_adds(self.network.model, self.network.black(self.run.device))
 
     @cached_property
-    def _digest(self) -> str:
+    def samples_digest(self) -> str:
+        """Of all pixels and labels."""
         images = self.auxiliary.images
         return sha256_tensors({"pixels": images.pixels, "labels": images.labels})
 

@@ -12,10 +12,11 @@ from rlu_cli.audit.dense_tail import DenseLayers
 from rlu_cli.audit.network import check_finite
 from rlu_cli.audit.options import RunOptions
 from rlu_cli.audit.source import Measurement, Source
-from rlu_cli.audit.statistics_file import StoredStatistics
+from rlu_cli.audit.statistics_file import SAMPLES, StoredStatistics
 from rlu_cli.core.embedding import weight_direction
 from rlu_cli.core.residuals import ResidualPath
 from rlu_cli.core.types import FloatArray, Head, LocalTraining, ModelStatistics, Note
+from rlu_cli.errors import MismatchError
 from rlu_cli.files.checkpoint import Checkpoint
 from rlu_cli.files.hashing import CHECKSUM, sha256_tensors
 from rlu_cli.files.shards import sha256_checkpoint
@@ -151,6 +152,7 @@ class Measurements:
 
     def _measurement(self, local: Checkpoint | None, batch_size: int | None) -> Measurement:
         """A model's measurement, with its place in the cache if there is one."""
+        self._check_samples()
         has_unit = local is None and self._head().bias is None
         slot = None
         if self._cache is not None:  # the same activations have another entry where the direction is in it
@@ -161,6 +163,20 @@ class Measurements:
             return self.about(self._sha256 if local is None else sha256_checkpoint(local.path), batch_size)
 
         return Measurement(self._source, self._run, local, batch_size, has_unit, slot=slot, about=about)
+
+    def _check_samples(self) -> None:
+        """Refuse samples beside stored statistics that are others than those that these are of.
+
+        Raises
+        ------
+        MismatchError
+        """
+        stored = None if self.stored is None else self.stored.about.get(SAMPLES)
+        if stored not in (None, self._source.samples_digest):
+            raise MismatchError(
+                "expected the auxiliary images that the statistics of --stats are of, in the same order of "
+                "classes, found others: pass the same --aux with the same flags, or leave --stats out"
+            )
 
     def kept_fits(self, batch_size: int) -> KeptFits | None:
         """Where fits to the global model are kept, for clients of this batch size."""

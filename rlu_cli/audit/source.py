@@ -53,6 +53,10 @@ class Source(Protocol):
     def about(self) -> dict[str, Any]:
         """How activations come about: the statistics file's and the report's words for it."""
 
+    @property
+    def samples_digest(self) -> str:
+        """Of the auxiliary samples with their labels."""
+
     def facts(self, local: Checkpoint | None, batch_size: int | None) -> dict[str, Any]:
         """All that the activations follow from, by content, as JSON values: what a cache goes by."""
 

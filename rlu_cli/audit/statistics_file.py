@@ -30,6 +30,9 @@ _SAMPLES = ("sample_logits", "sample_labels")
 _UNIT = ("unit_direction", "unit_error")
 _GROUPS = (_EMBEDDINGS, _RESPONSES, _RESIDUALS, _SAMPLES, _UNIT)
 """Each may be missing: logits may come alone, heads have biases, and older files have fewer."""
+SAMPLES = "samples_sha256"
+"""Which auxiliary samples the statistics are of; older files don't say it."""
+
 _ABOUT: dict[str, tuple[type, ...]] = {
     "global_sha256": (str,),
     "arch": (str, NoneType),
