@@ -87,7 +87,8 @@ def test_recover_needs_no_flags(tmp_path: Path, how: list[object]) -> None:
 
 @pytest.mark.parametrize("scheme", ["scaffold", "feddyn", "feddc"])
 def test_recover_needs_the_archive_only_for_schemes_that_remember(tmp_path: Path, scheme: str) -> None:
-    call("simulate", *TINY, *TRAINING, "-o", tmp_path / "a", "--scheme", scheme, "--lambda", 1.0).document  # noqa: B018
+    how = ["--scheme", scheme, *([] if scheme == "scaffold" else ["--lambda", 1.0])]
+    call("simulate", *TINY, *TRAINING, "-o", tmp_path / "a", *how).document  # noqa: B018
     line, flags = one_client(tmp_path / "a")
     message = call("recover", *flags, *QUICK).refusal(4)
     assert "round 1" in message
@@ -198,6 +199,9 @@ def test_init(tmp_path: Path) -> None:
         ([*TRAINING, "--optimizer", "rmsprop"], 2, "sgd"),
         ([*TRAINING, "--participation", 1.5], 2, "--participation"),
         ([*TRAINING, "--momentum", 0.5, "--dampening", 2.5], 2, "--dampening"),
+        ([*TRAINING, "--dampening", 0.5], 2, "--momentum"),
+        ([*TRAINING, "--lambda", 5], 2, "found fedavg"),
+        ([*TRAINING, "--scheme", "scaffold", "--lambda", 5], 2, "found scaffold"),
         ([*TRAINING, "--alpha", 0], 2, "--alpha"),
         ([*TRAINING, "--rounds", 0], 2, "--rounds"),
         ([*TRAINING, "--seed", 2**64], 2, "--seed"),

@@ -14,6 +14,7 @@ from rlu_cli.audit.description import check_described_alike, describe_model
 from rlu_cli.audit.devices import choose_device
 from rlu_cli.audit.given_logits import GivenLogits
 from rlu_cli.audit.history import History, constant_gradient, unstack
+from rlu_cli.audit.ignored_flags import refuse_ignored
 from rlu_cli.audit.image_source import ImageSource
 from rlu_cli.audit.learning_rate import with_estimated_rate
 from rlu_cli.audit.local_model import layer_head, open_local
@@ -216,6 +217,15 @@ class Auditor:
         return (*_ignored(self.config), *self.source.notes, *self.measured.notes)
 
     # What one client did.
+
+    def refuse_ignored(
+        self, paths: Iterable[Path], options: TrainingOptions, history: HistoryOptions
+    ) -> None:
+        """Refuse flags that none of these clients takes; see `refuse_ignored`."""
+        locals_ = map(self._read, paths)
+        refuse_ignored(
+            options, history, (self._annotations(local, self._config_beside(local)) for local in locals_)
+        )
 
     def recover(
         self,

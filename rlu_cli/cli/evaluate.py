@@ -115,6 +115,7 @@ def evaluate(
                 run=run,
                 reporter=terminal.reporter,
             )
+            auditor.refuse_ignored([local], training, history)
             client = auditor.recover(local, training, methods, history)
             recovered = [
                 (found.method, found.counts, client_warnings(auditor, client, found))

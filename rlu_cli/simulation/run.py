@@ -14,8 +14,9 @@ from torch import Tensor
 from rlu_cli.audit.annotations import Annotations
 from rlu_cli.audit.devices import choose_device
 from rlu_cli.audit.history import GLOBAL_STEM, SERVER_CONTROL_STEM
+from rlu_cli.audit.ignored_flags import refuse_ignored
 from rlu_cli.audit.network import named_tensors
-from rlu_cli.audit.options import TrainingOptions
+from rlu_cli.audit.options import HistoryOptions, TrainingOptions
 from rlu_cli.audit.training import resolve_training
 from rlu_cli.core.types import IntArray, LocalTraining
 from rlu_cli.errors import MismatchError, UsageError
@@ -269,6 +270,7 @@ class Simulator:
         """The scheme, once the training values are known to be good."""
         if self.simulation.training.steps is not None and self.simulation.training.epochs is not None:
             raise UsageError("expected either --steps or --epochs, found both: leave one out")
+        refuse_ignored(self.simulation.training, HistoryOptions(), [Annotations()])
         training = self._training(max(len(share) for share in self.data.shares))
         if training.scheme == "feddyn" and training.prox <= 0:
             raise UsageError("expected a positive --lambda for feddyn, whose server divides by it, found 0")
