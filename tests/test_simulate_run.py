@@ -223,6 +223,8 @@ def test_bad_values_leave_no_folder(digits: ImageSet, tmp_path: Path) -> None:
             "positive --lambda for feddyn",
         ),
         (simulation(training={"scheme": "fedsgd"}), UsageError, "a scheme among"),
+        (simulation(training={"lr": "0.1,0.01"}), MismatchError, "one learning rate or 3"),
+        (simulation(training={"lr": "0.1,0.1"}), MismatchError, "one learning rate or 3"),
         (simulation(arch="lenet6"), UsageError, "Unknown architecture"),
         (simulation(aux_per_class=500), MismatchError, "at least 500 images of each class"),
     ]
@@ -230,6 +232,28 @@ def test_bad_values_leave_no_folder(digits: ImageSet, tmp_path: Path) -> None:
         with pytest.raises(kind, match=message):
             run(what, digits, tmp_path / "a")
     assert not (tmp_path / "a").exists()
+
+
+@pytest.mark.parametrize("equal", [False, True])
+def test_rates_of_every_step_with_epochs(digits: ImageSet, tmp_path: Path, equal: bool) -> None:
+    """Only the largest client's steps were looked at, and round 1 was left half-written."""
+    plain = simulation(training={"steps": None, "epochs": 1}, rounds=1)
+    data = Simulator(plain, digits, tmp_path / "a", device="cpu").data
+    most = -(-max(map(len, data.shares)) // B)
+    assert len({-(-len(share) // B) for share in data.shares}) > 1
+    rates = [0.05 if equal else 0.05 / step for step in range(1, most + 1)]
+    listed = replace(plain, training=replace(plain.training, lr=",".join(map(str, rates))))
+    message = rf"since the clients' epochs take \d+ to {most} steps, found {most}: pass one --lr"
+    with pytest.raises(MismatchError, match=message):
+        run(listed, digits, tmp_path / "a")
+    assert not (tmp_path / "a").exists()
+    run(replace(plain, training=replace(plain.training, lr_decay=0.9)), digits, tmp_path / "decays")
+    alone = simulation(clients=1, participation=1.0, rounds=1, training={"steps": None, "epochs": 1})
+    share = Simulator(alone, digits, tmp_path / "b", device="cpu").data.shares[0]
+    rates = [0.05 / step for step in range(1, -(-len(share) // B) + 1)]
+    assert run(
+        replace(alone, training=replace(alone.training, lr=",".join(map(str, rates)))), digits, tmp_path / "b"
+    )
 
 
 # What the files say.

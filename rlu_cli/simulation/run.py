@@ -18,6 +18,7 @@ from rlu_cli.audit.ignored_flags import refuse_ignored
 from rlu_cli.audit.network import named_tensors
 from rlu_cli.audit.options import HistoryOptions, TrainingOptions
 from rlu_cli.audit.training import resolve_training
+from rlu_cli.core.schemes import step_rates
 from rlu_cli.core.types import IntArray, LocalTraining
 from rlu_cli.errors import MismatchError, UsageError
 from rlu_cli.files.checkpoint import Checkpoint, read_checkpoint
@@ -272,9 +273,27 @@ class Simulator:
             raise UsageError("expected either --steps or --epochs, found both: leave one out")
         refuse_ignored(self.simulation.training, HistoryOptions(), [Annotations()])
         training = self._training(max(len(share) for share in self.data.shares))
+        self._check_rates()
         if training.scheme == "feddyn" and training.prox <= 0:
             raise UsageError("expected a positive --lambda for feddyn, whose server divides by it, found 0")
         return training.scheme
+
+    def _check_rates(self) -> None:
+        """Refuse a list of rates that the steps of some client don't fit, whatever round it takes part in.
+
+        Raises
+        ------
+        MismatchError
+        """
+        trainings = [self._training(size) for size in {len(share) for share in self.data.shares} if size]
+        steps = sorted(training.steps for training in trainings)
+        for training in trainings:
+            if isinstance(training.lr, tuple) and steps[0] < steps[-1] and len(training.lr) != training.steps:
+                raise MismatchError(
+                    f"expected one learning rate, since the clients' epochs take {steps[0]} to {steps[-1]} "
+                    f"steps, found {len(training.lr)}: pass one --lr, with --lr-decay or not, or --steps"
+                )
+            step_rates(training)
 
     def _participants(self, number: int) -> list[int]:
         """Which clients take part: a fixed share of them, among those that have data."""
