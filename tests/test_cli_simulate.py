@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -119,6 +120,19 @@ def test_a_folder_of_class_folders(tmp_path: Path) -> None:
     assert sorted(path.name for path in (tmp_path / "a" / "aux").iterdir()) == sorted(names)
     line, client = one_client(tmp_path / "a", 1)
     assert call("recover", *client, *QUICK).document["total"] == line["total"]
+
+
+def test_a_folder_that_lost_images(tmp_path: Path) -> None:
+    data = shutil.copytree(AUX, tmp_path / "data")
+    flags = ["--clients", 2, "--aux-per-class", 3, "--test-size", 10, *TRAINING, "-o", tmp_path / "a"]
+    call("simulate", "--data", data, *flags, "--rounds", 1).document  # noqa: B018
+    gone = sorted(path for path in data.rglob("*") if path.is_file())[0]
+    gone.rename(tmp_path / gone.name)
+    message = call("simulate", "--data", data, *flags, "--rounds", 2).refusal(4)
+    assert f"other images, labels or class names in {data}" in message
+    assert not (tmp_path / "a" / "round_0002").exists()
+    (tmp_path / gone.name).rename(gone)
+    assert len(call("simulate", "--data", data, *flags, "--rounds", 2).document["rounds"]) == 2
 
 
 def test_batch_norm(tmp_path: Path) -> None:

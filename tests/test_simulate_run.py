@@ -203,6 +203,36 @@ def test_a_folder_takes_one_simulation(
     assert content(tmp_path) == before
 
 
+def test_an_archive_goes_on_with_the_same_data_alone(digits: ImageSet, tmp_path: Path) -> None:
+    """The settings held the data's path, and other images there were shared out otherwise."""
+    short = simulation(rounds=1)
+    run(short, digits, tmp_path / "a")
+    before = content(tmp_path / "a")
+    labels = digits.labels.clone()
+    labels[0] = (labels[0] + 1) % 10
+    for other in (
+        replace(digits, pixels=digits.pixels[:-1], labels=digits.labels[:-1]),
+        replace(digits, pixels=digits.pixels.flip(3)),
+        replace(digits, labels=labels),
+        replace(digits, names=(*digits.names[:-1], "ten")),
+    ):
+        with pytest.raises(MismatchError, match="found other images, labels or class names in digits"):
+            run(simulation(rounds=2), other, tmp_path / "a")
+        assert content(tmp_path / "a") == before
+    assert [report.resumed for report in run(simulation(rounds=2), digits, tmp_path / "a")] == [True, False]
+
+
+def test_archives_of_earlier_versions_go_on(digits: ImageSet, tmp_path: Path) -> None:
+    run(simulation(rounds=1), digits, tmp_path)
+    path = tmp_path / "simulation.json"
+    settings = json.loads(path.read_text(encoding="utf-8"))
+    assert len(settings.pop("data_sha256")) == 64
+    path.write_text(json.dumps(settings), encoding="utf-8")
+    assert [report.resumed for report in run(simulation(rounds=2), digits, tmp_path)] == [True, False]
+    with pytest.raises(MismatchError, match="other values of --seed: choose another folder"):
+        run(simulation(seed=1), digits, tmp_path)
+
+
 def test_a_foreign_folder_is_refused(digits: ImageSet, tmp_path: Path) -> None:
     (tmp_path / "thesis.txt").write_text("years of work", encoding="utf-8")
     with pytest.raises(MismatchError, match="to be empty or an archive"):

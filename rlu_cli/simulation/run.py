@@ -27,7 +27,7 @@ from rlu_cli.images import ImageSet, parse_normalization
 from rlu_cli.models import ModelSpec, build_model, flatten_logits, load_weights, parse_spec
 from rlu_cli.simulation import archive
 from rlu_cli.simulation.client import epoch_indices, local_training, step_indices
-from rlu_cli.simulation.data import FederatedData
+from rlu_cli.simulation.data import FederatedData, data_digest
 from rlu_cli.simulation.randomness import BATCHES, LAYERS, NOISE, SAMPLING, stream_seed
 from rlu_cli.simulation.server import Contribution, Server
 from rlu_cli.simulation.settings import Simulation, check_options, defence_of, training_annotations
@@ -79,6 +79,7 @@ class Simulator:
         self.simulation, self.options, self.root = simulation, simulation.options, root
         self.device = torch.device(choose_device(device))
         normalization = parse_normalization(simulation.normalize)
+        self._digest = data_digest(images)
         self.data = FederatedData(
             images, normalization, simulation.options, seed=simulation.seed, device=self.device
         )
@@ -141,9 +142,9 @@ class Simulator:
         Raises
         ------
         MismatchError
-            The folder holds an archive of another simulation, or other files.
+            The folder holds an archive of another simulation or of other data, or other files.
         """
-        archive.claim(self.root, self.simulation)
+        archive.claim(self.root, self.simulation, self._digest)
         self.data.write_aux(self.root / archive.AUX)
         lines = archive.read_truth_lines(self.root)
         for number in range(1, self.options.rounds + 1):
