@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from cli_tools import (
     AUX,
+    PLAIN,
     QUICK,
     SAMPLES,
     bare_round,
@@ -183,6 +184,25 @@ def test_values_out_of_range(tmp_path: Path) -> None:
 def test_a_wrong_value_is_repaired_by_its_flag(tmp_path: Path) -> None:
     flags = write_round(tmp_path, local={**SAID, "fl.lr": "fast"}, reference={}, sidecar={})
     assert call("recover", *flags, *QUICK, "--lr", 0.01).document["training"]["lr"] == 0.01
+
+
+def test_wrong_values_in_every_place_are_repaired_by_their_flags(tmp_path: Path) -> None:
+    """The first client's batch size was read again without the flag, to describe the auxiliary passes."""
+    repairs: dict[str, object] = {
+        **{"lr": 0.01, "batch-size": 32, "steps": 1, "momentum": 0, "dampening": 0, "weight-decay": 0},
+        **{"scheme": "fedprox", "lambda": 0, "optimizer": "sgd", "noise-std": 0, "clip": 100},
+        **{"update": "weights", "lr-decay": 1},
+    }
+    wrong = {f"fl.{name.replace('-', '_')}": "16 (micro 4)" for name in repairs} | {"fl.nesterov": "maybe"}
+    flags = [part for name, value in repairs.items() for part in (f"--{name}", value)]
+    for place in ("local", "reference", "sidecar"):
+        folder = tmp_path / place
+        folder.mkdir()
+        said: dict[str, dict[str, str]] = {"local": {}, "reference": {}, "sidecar": {}, place: wrong}
+        arguments = ["recover", *write_round(folder, **said), *PLAIN, *flags, "--no-nesterov"]
+        training = call(*arguments).document["training"]
+        assert (training["batch_size"], training["sources"]["batch_size"]) == (32, "flag")
+    call(*arguments[:-1]).refusal(4)
 
 
 @pytest.mark.parametrize("text", ["[1, 2]", "{", '{"lr": 0.1, "fl.lr": 0.2}', '{"lr": NaN}'])

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli_tools import QUICK, SAMPLES, call, check_fields, sample, truth
+from cli_tools import PLAIN, QUICK, SAMPLES, call, check_fields, sample, truth
 
 NAMES = (
     "t-shirt",
@@ -139,6 +139,24 @@ def test_wrong_truths(result: Path, tmp_path: Path, document: Any, code: int, wo
     message = call("evaluate", "--result", result, "--truth", known).refusal(code)
     for word in (*words, "t.json"):
         assert word in message
+
+
+def test_a_line_of_the_truth_of_an_archive(result: Path, tmp_path: Path) -> None:
+    """Another client's line was scored as this one's."""
+    known, forms = tmp_path / "t.json", (["--result", result], [*sample("untrained_m1"), *PLAIN])
+    line = {"round": 1, "client": "client_2", "total": 32, "counts": COUNTS}
+    for form in forms:
+        for said in ("client_0", "client_0.safetensors", None, 3):
+            write(known, {**line, "client": said})
+            assert call("evaluate", *form, "--truth", known).document["truth"]["counts"] == COUNTS
+        for said in ("client_2", "client_00", "", "\x1b[31m" + "x" * 5000):
+            message = call("evaluate", *form, "--truth", write(known, {**line, "client": said})).refusal(4)
+            assert "'client_0'" in message and "t.json" in message
+            assert len(message) < 400 + len(str(known)) and "\x1b" not in message
+    write(known, {"clients": {"client_0": {**line, "client": "client_2"}}})
+    assert "'client_2'" in call("evaluate", "--result", result, "--truth", known).refusal(4)
+    write(known, {"clients": {"client_0": {**line, "client": "client_0"}}, "client": "all of them"})
+    assert call("evaluate", "--result", result, "--truth", known).code == 0
 
 
 def test_truth_that_is_no_json(result: Path, tmp_path: Path) -> None:

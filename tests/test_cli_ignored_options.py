@@ -8,7 +8,18 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
-from cli_tools import AUX, QUICK, SAMPLES, bare_round, call, metadata, sample, tensors, write_safetensors
+from cli_tools import (
+    AUX,
+    PLAIN,
+    QUICK,
+    SAMPLES,
+    bare_round,
+    call,
+    metadata,
+    sample,
+    tensors,
+    write_safetensors,
+)
 
 from rlu_cli.audit.options import AuxOptions, HistoryOptions, ModelOptions, TrainingOptions
 from rlu_cli.cli.options import given
@@ -95,6 +106,89 @@ def test_size_beside_steps_that_a_file_says(tmp_path: Path) -> None:
     state = tensors(SAMPLES / "untrained_m1" / "client_0.safetensors")
     local = write_safetensors(tmp_path / "k.safetensors", state, about)  # an annotation is no request
     assert call("recover", *sample("untrained_m1")[:2], "--local", local, "--aux", AUX, *QUICK).code == 0
+
+
+ABSENT = "/absent/rounds"
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--lambda", 5], ("--lambda", "fedprox", "found fedavg")),
+        (["--scheme", "scaffold", "--lambda", 5], ("--lambda", "found scaffold")),
+        (["--dampening", 0.5], ("--dampening", "--momentum")),
+        (["--momentum", 0, "--dampening", 0.5], ("--dampening", "--momentum")),
+        (["--server-control", ABSENT], ("--server-control", "scaffold")),
+        (["--client-control", ABSENT], ("--client-control", "scaffold")),
+        (["--scheme", "feddyn", "--lambda", 1, "--server-control", ABSENT], ("--server-control", "feddyn")),
+    ],
+    ids=lambda value: " ".join(map(str, value)),
+)
+def test_training_flags_that_no_client_takes(flags: list[object], words: tuple[str, ...]) -> None:
+    known = ["--truth", SAMPLES / "untrained_m1" / "truth.json"]
+    for command in (["recover"], ["evaluate", *known]):
+        message = call(*command, *sample("untrained_m1"), *PLAIN, *flags).refusal(2)
+        assert all(word in message for word in words)
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--lambda", 0],
+        ["--momentum", 0, "--dampening", 0],
+        ["--momentum", 0.9, "--dampening", 0.5],
+        ["--history", SAMPLES, "--round", 3, "--participation", 0.5],
+    ],
+    ids=lambda flags: " ".join(map(str, flags)),
+)
+def test_training_flags_that_are_true(flags: list[object]) -> None:
+    assert call("recover", *sample("untrained_m1"), *PLAIN, *flags).code == 0
+
+
+def annotated(folder: Path, name: str, **said: str) -> Path:
+    """A client of a sample round whose file says more of its training."""
+    file = SAMPLES / "untrained_m1" / "client_0.safetensors"
+    about = {**metadata(file), **{f"fl.{key.rstrip('_')}": value for key, value in said.items()}}
+    return write_safetensors(folder / f"{name}.safetensors", tensors(file), about)
+
+
+def test_training_values_in_a_file_are_no_request(tmp_path: Path) -> None:
+    local = annotated(tmp_path, "k", lambda_="5", dampening="0.5", round="3", participation="0.5")
+    flags = [*sample("untrained_m1")[:2], "--local", local, "--aux", AUX, *PLAIN]
+    assert call("recover", *flags).code == 0
+    assert "--lambda" in call("recover", *flags, "--lambda", 5).refusal(2)
+
+
+@pytest.mark.parametrize("damped", [False, True])
+def test_flags_are_for_the_clients_that_take_them(tmp_path: Path, damped: bool) -> None:
+    """Files of one call may say different schemes, and a flag is of use to some."""
+    more = {"momentum": "0.9"} if damped else {"scheme": "fedprox", "lambda_": "1.0"}
+    flags = ["--dampening", 0.5] if damped else ["--lambda", 5]
+    plain, taking = annotated(tmp_path, "plain"), annotated(tmp_path, "taking", **more)
+    common = ["recover", *sample("untrained_m1")[:2], "--aux", AUX, *PLAIN, *flags, "--local"]
+    lines = call(*common, plain, "--local", taking).lines
+    assert [line["training"]["lambda"] for line in lines] == ([None, None] if damped else [None, 5.0])
+    assert lines[1]["training"]["dampening"] == (0.5 if damped else 0.0)
+    assert str(flags[0]) in call(*common, plain, "--local", plain).refusal(2)
+
+
+def test_flags_are_for_the_rounds_of_an_archive_that_take_them(tmp_path: Path) -> None:
+    known = json.loads((SAMPLES / "untrained_m1" / "truth.json").read_text())["clients"]["client_0"]["counts"]
+    lines = []
+    for number, said in ((1, {}), (2, {"scheme": "fedprox", "lambda_": "1.0"})):
+        folder = tmp_path / f"round_{number:04d}"
+        folder.mkdir()
+        shutil.copy(SAMPLES / "untrained_m1" / "global.safetensors", folder)
+        annotated(folder, "client_0000", **said)
+        line = {"round": number, "client": "client_0000", "counts": known, "step_counts": [known]}
+        lines.append(json.dumps({**line, "accuracy": 0.1}) + "\n")
+    flags = ["evaluate", "--archive", tmp_path, "--aux", AUX, *QUICK, "--method", "random", "--lambda", 5]
+    (tmp_path / "truth.ndjson").write_text("".join(lines))
+    schemes = [pair["scheme"] for pair in call(*flags).document["pairs"]]
+    assert schemes == ["fedavg", "fedavg", "fedprox", "fedprox"]
+    assert "--lambda" in call(*flags, "--scheme", "scaffold").refusal(2)
+    (tmp_path / "truth.ndjson").write_text(lines[0])
+    assert "--lambda" in call(*flags).refusal(2)
 
 
 # Auxiliary options

@@ -278,8 +278,11 @@ def test_one_rate_a_step() -> None:
     rates = ",".join(["0.01"] * 10)
     flags = ["recover", *sample("untrained_m10"), *PLAIN]
     listed = call(*flags, "--lr", rates).document
-    assert listed["counts"] == call(*flags).document["counts"]
-    assert "10" in call(*flags, "--lr", "0.01,0.02").refusal(4)
+    single = call(*flags).document
+    assert listed["training"]["lr"] == single["training"]["lr"] == 0.01
+    assert {**listed, "training": None} == {**single, "training": None}
+    for wrong in ("0.01,0.02", "0.01,0.01", ",".join(["0.01"] * 11)):  # equal ones were taken for one rate
+        assert "one learning rate or 10" in call(*flags, "--lr", wrong).refusal(4)
 
 
 @pytest.mark.parametrize("round_", ["untrained_m1", "untrained_m10"])

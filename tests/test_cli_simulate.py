@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -87,7 +88,8 @@ def test_recover_needs_no_flags(tmp_path: Path, how: list[object]) -> None:
 
 @pytest.mark.parametrize("scheme", ["scaffold", "feddyn", "feddc"])
 def test_recover_needs_the_archive_only_for_schemes_that_remember(tmp_path: Path, scheme: str) -> None:
-    call("simulate", *TINY, *TRAINING, "-o", tmp_path / "a", "--scheme", scheme, "--lambda", 1.0).document  # noqa: B018
+    how = ["--scheme", scheme, *([] if scheme == "scaffold" else ["--lambda", 1.0])]
+    call("simulate", *TINY, *TRAINING, "-o", tmp_path / "a", *how).document  # noqa: B018
     line, flags = one_client(tmp_path / "a")
     message = call("recover", *flags, *QUICK).refusal(4)
     assert "round 1" in message
@@ -118,6 +120,19 @@ def test_a_folder_of_class_folders(tmp_path: Path) -> None:
     assert sorted(path.name for path in (tmp_path / "a" / "aux").iterdir()) == sorted(names)
     line, client = one_client(tmp_path / "a", 1)
     assert call("recover", *client, *QUICK).document["total"] == line["total"]
+
+
+def test_a_folder_that_lost_images(tmp_path: Path) -> None:
+    data = shutil.copytree(AUX, tmp_path / "data")
+    flags = ["--clients", 2, "--aux-per-class", 3, "--test-size", 10, *TRAINING, "-o", tmp_path / "a"]
+    call("simulate", "--data", data, *flags, "--rounds", 1).document  # noqa: B018
+    gone = sorted(path for path in data.rglob("*") if path.is_file())[0]
+    gone.rename(tmp_path / gone.name)
+    message = call("simulate", "--data", data, *flags, "--rounds", 2).refusal(4)
+    assert f"other images, labels or class names in {data}" in message
+    assert not (tmp_path / "a" / "round_0002").exists()
+    (tmp_path / gone.name).rename(gone)
+    assert len(call("simulate", "--data", data, *flags, "--rounds", 2).document["rounds"]) == 2
 
 
 def test_batch_norm(tmp_path: Path) -> None:
@@ -198,6 +213,9 @@ def test_init(tmp_path: Path) -> None:
         ([*TRAINING, "--optimizer", "rmsprop"], 2, "sgd"),
         ([*TRAINING, "--participation", 1.5], 2, "--participation"),
         ([*TRAINING, "--momentum", 0.5, "--dampening", 2.5], 2, "--dampening"),
+        ([*TRAINING, "--dampening", 0.5], 2, "--momentum"),
+        ([*TRAINING, "--lambda", 5], 2, "found fedavg"),
+        ([*TRAINING, "--scheme", "scaffold", "--lambda", 5], 2, "found scaffold"),
         ([*TRAINING, "--alpha", 0], 2, "--alpha"),
         ([*TRAINING, "--rounds", 0], 2, "--rounds"),
         ([*TRAINING, "--seed", 2**64], 2, "--seed"),

@@ -564,10 +564,12 @@ def test_plain_training_is_what_the_ablation_says() -> None:
 
 # On the command line.
 
+LAMBDA: dict[str, list[object]] = {"scaffold": [], "feddyn": ["--lambda", 0.1], "feddc": ["--lambda", 0.1]}
+
 
 @pytest.mark.parametrize("scheme", STATEFUL)
 def test_missing_history_on_the_command_line(scheme: str) -> None:
-    flags = [*sample("untrained_m1"), *QUICK, "--scheme", scheme, "--lambda", 0.1, "--round"]
+    flags = [*sample("untrained_m1"), *QUICK, "--scheme", scheme, *LAMBDA[scheme], "--round"]
     message = call("recover", *flags, 4).refusal(4)
     assert "rounds 1 to 3" in message
     assert "--history" in message

@@ -203,6 +203,36 @@ def test_a_folder_takes_one_simulation(
     assert content(tmp_path) == before
 
 
+def test_an_archive_goes_on_with_the_same_data_alone(digits: ImageSet, tmp_path: Path) -> None:
+    """The settings held the data's path, and other images there were shared out otherwise."""
+    short = simulation(rounds=1)
+    run(short, digits, tmp_path / "a")
+    before = content(tmp_path / "a")
+    labels = digits.labels.clone()
+    labels[0] = (labels[0] + 1) % 10
+    for other in (
+        replace(digits, pixels=digits.pixels[:-1], labels=digits.labels[:-1]),
+        replace(digits, pixels=digits.pixels.flip(3)),
+        replace(digits, labels=labels),
+        replace(digits, names=(*digits.names[:-1], "ten")),
+    ):
+        with pytest.raises(MismatchError, match="found other images, labels or class names in digits"):
+            run(simulation(rounds=2), other, tmp_path / "a")
+        assert content(tmp_path / "a") == before
+    assert [report.resumed for report in run(simulation(rounds=2), digits, tmp_path / "a")] == [True, False]
+
+
+def test_archives_of_earlier_versions_go_on(digits: ImageSet, tmp_path: Path) -> None:
+    run(simulation(rounds=1), digits, tmp_path)
+    path = tmp_path / "simulation.json"
+    settings = json.loads(path.read_text(encoding="utf-8"))
+    assert len(settings.pop("data_sha256")) == 64
+    path.write_text(json.dumps(settings), encoding="utf-8")
+    assert [report.resumed for report in run(simulation(rounds=2), digits, tmp_path)] == [True, False]
+    with pytest.raises(MismatchError, match="other values of --seed: choose another folder"):
+        run(simulation(seed=1), digits, tmp_path)
+
+
 def test_a_foreign_folder_is_refused(digits: ImageSet, tmp_path: Path) -> None:
     (tmp_path / "thesis.txt").write_text("years of work", encoding="utf-8")
     with pytest.raises(MismatchError, match="to be empty or an archive"):
@@ -223,6 +253,8 @@ def test_bad_values_leave_no_folder(digits: ImageSet, tmp_path: Path) -> None:
             "positive --lambda for feddyn",
         ),
         (simulation(training={"scheme": "fedsgd"}), UsageError, "a scheme among"),
+        (simulation(training={"lr": "0.1,0.01"}), MismatchError, "one learning rate or 3"),
+        (simulation(training={"lr": "0.1,0.1"}), MismatchError, "one learning rate or 3"),
         (simulation(arch="lenet6"), UsageError, "Unknown architecture"),
         (simulation(aux_per_class=500), MismatchError, "at least 500 images of each class"),
     ]
@@ -230,6 +262,28 @@ def test_bad_values_leave_no_folder(digits: ImageSet, tmp_path: Path) -> None:
         with pytest.raises(kind, match=message):
             run(what, digits, tmp_path / "a")
     assert not (tmp_path / "a").exists()
+
+
+@pytest.mark.parametrize("equal", [False, True])
+def test_rates_of_every_step_with_epochs(digits: ImageSet, tmp_path: Path, equal: bool) -> None:
+    """Only the largest client's steps were looked at, and round 1 was left half-written."""
+    plain = simulation(training={"steps": None, "epochs": 1}, rounds=1)
+    data = Simulator(plain, digits, tmp_path / "a", device="cpu").data
+    most = -(-max(map(len, data.shares)) // B)
+    assert len({-(-len(share) // B) for share in data.shares}) > 1
+    rates = [0.05 if equal else 0.05 / step for step in range(1, most + 1)]
+    listed = replace(plain, training=replace(plain.training, lr=",".join(map(str, rates))))
+    message = rf"since the clients' epochs take \d+ to {most} steps, found {most}: pass one --lr"
+    with pytest.raises(MismatchError, match=message):
+        run(listed, digits, tmp_path / "a")
+    assert not (tmp_path / "a").exists()
+    run(replace(plain, training=replace(plain.training, lr_decay=0.9)), digits, tmp_path / "decays")
+    alone = simulation(clients=1, participation=1.0, rounds=1, training={"steps": None, "epochs": 1})
+    share = Simulator(alone, digits, tmp_path / "b", device="cpu").data.shares[0]
+    rates = [0.05 / step for step in range(1, -(-len(share) // B) + 1)]
+    assert run(
+        replace(alone, training=replace(alone.training, lr=",".join(map(str, rates)))), digits, tmp_path / "b"
+    )
 
 
 # What the files say.

@@ -10,8 +10,10 @@ from typing import Any
 
 import numpy as np
 
+from rlu_cli.audit.annotations import Annotations
 from rlu_cli.audit.auditor import Auditor
 from rlu_cli.audit.history import GLOBAL_STEM
+from rlu_cli.audit.ignored_flags import refuse_ignored
 from rlu_cli.audit.options import AuxOptions, HistoryOptions, ModelOptions, RunOptions, TrainingOptions
 from rlu_cli.audit.progress import Reporter, silent
 from rlu_cli.audit.report import client_reliability, envelope
@@ -19,7 +21,8 @@ from rlu_cli.core.metrics import Scores, score_bounds, score_counts, uniform_cou
 from rlu_cli.core.reliability import GRADES, Reliability
 from rlu_cli.core.types import IntArray
 from rlu_cli.errors import FileError, MismatchError
-from rlu_cli.files.checkpoint import is_checkpoint
+from rlu_cli.files.checkpoint import is_checkpoint, read_checkpoint
+from rlu_cli.files.metadata import read_sidecar
 from rlu_cli.files.regular import is_folder
 from rlu_cli.files.text import one_line
 from rlu_cli.simulation.archive import AUX, TRUTH, TruthLine, read_truth_lines, round_folder
@@ -84,6 +87,9 @@ def evaluate_archive(
         )
     if rounds is not None:
         lines = [line for line in lines if line.round in rounds]
+    key = None if model is None else model.key
+    training = training or TrainingOptions()
+    refuse_ignored(training, HistoryOptions(), (_written(root, line, key) for line in lines))
     history = HistoryOptions(history=[root])
     with reporter("recovering") as update:
         done = 0
@@ -98,7 +104,7 @@ def evaluate_archive(
                 run=run,
             )
             locals_ = (_client_file(root, line) for line in members)
-            found_each = auditor.recover_each(locals_, training or TrainingOptions(), methods, history)
+            found_each = auditor.recover_each(locals_, training, methods, history)
             for line, client in zip(members, found_each, strict=True):
                 truth = _truth(root, line, len(auditor.names))
                 scheme = client.training.training.scheme
@@ -188,6 +194,14 @@ def _truth(root: Path, line: TruthLine, num_classes: int) -> IntArray:
             f"{sum(line.counts)} samples: restore the file"
         )
     return np.array(line.counts, dtype=np.int64)
+
+
+def _written(root: Path, line: TruthLine, key: str | None) -> Annotations:
+    """What the archive says of a client's round."""
+    path = _client_file(root, line)
+    reference = _only_file(round_folder(root, line.round), GLOBAL_STEM)
+    local, sent = (read_checkpoint(file, key=key, key_optional=True) for file in (path, reference))
+    return Annotations(local.metadata, sent.metadata, read_sidecar(path))
 
 
 def _client_file(root: Path, line: TruthLine) -> Path:

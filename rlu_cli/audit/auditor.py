@@ -14,6 +14,7 @@ from rlu_cli.audit.description import check_described_alike, describe_model
 from rlu_cli.audit.devices import choose_device
 from rlu_cli.audit.given_logits import GivenLogits
 from rlu_cli.audit.history import History, constant_gradient, unstack
+from rlu_cli.audit.ignored_flags import refuse_ignored
 from rlu_cli.audit.image_source import ImageSource
 from rlu_cli.audit.learning_rate import with_estimated_rate
 from rlu_cli.audit.local_model import layer_head, open_local
@@ -189,7 +190,7 @@ class Auditor:
         """Who said what is known of the network and of its inputs: flag, stats, local, …"""
         names = ("arch", "normalize", "image_size", "class_names")
         sources = {name: self.annotations.sources[name] for name in names if name in self.annotations.sources}
-        if sources.get("arch") == "config" and not str(self.about()["arch"]).startswith("timm:"):
+        if sources.get("arch") == "config" and not str(self.described_inputs()["arch"]).startswith("timm:"):
             del sources["arch"]  # it named what can't be built
         taken = [
             name for name, source in sources.items() if source == "flag" and not getattr(self._asked, name)
@@ -201,10 +202,12 @@ class Auditor:
         """Statistics of the global model, for a client of the batch size that its metadata says."""
         return self.measured.start(self._annotated_batch())
 
+    def described_inputs(self) -> dict[str, Any]:
+        """The network and the auxiliary data, for the report; the same whatever batches clients had."""
+        return self.source.about() if self.stored is None else self.stored.about
+
     def about(self) -> dict[str, Any]:
-        """How the statistics were made, for the statistics file and the report."""
-        if self.stored is not None:
-            return {**self.stored.about, "stats": True}
+        """How the statistics were made, for the statistics file."""
         return self.measured.about(self.sha256, self.source.effective_batch(self._annotated_batch()))
 
     def _annotated_batch(self) -> int | None:
@@ -216,6 +219,15 @@ class Auditor:
         return (*_ignored(self.config), *self.source.notes, *self.measured.notes)
 
     # What one client did.
+
+    def refuse_ignored(
+        self, paths: Iterable[Path], options: TrainingOptions, history: HistoryOptions
+    ) -> None:
+        """Refuse flags that none of these clients takes; see `refuse_ignored`."""
+        locals_ = map(self._read, paths)
+        refuse_ignored(
+            options, history, (self._annotations(local, self._config_beside(local)) for local in locals_)
+        )
 
     def recover(
         self,

@@ -40,7 +40,7 @@ def recovery_document(
     auditor: Auditor, client: ClientRound, recovery: Recovery, moved: Sequence[Moved] | None = None
 ) -> dict[str, Any]:
     """What `recover` prints of one client; ``moved`` is its sensitivity, where that was asked for."""
-    about = auditor.about()
+    about = auditor.described_inputs()
     return {
         **envelope("recover"),
         "method": recovery.method,
@@ -66,7 +66,7 @@ def recovery_document(
 def statistics_document(auditor: Auditor, output: str | None) -> dict[str, Any]:
     """What `estimate-logits` prints."""
     statistics = auditor.statistics
-    about = auditor.about()
+    about = auditor.described_inputs()
     return {
         **envelope("estimate-logits"),
         "seed": auditor.run.seed,

@@ -277,7 +277,8 @@ def _rates(lr: tuple[float, ...], decay: float | None, steps: int) -> float | tu
                 "--lr-decay or --lr"
             )
         return tuple(lr[0] * decay**step for step in range(steps))
-    return lr[0] if len(set(lr)) == 1 else lr
+    whole_list = len(lr) in (1, steps)  # one of another length is refused, even if its rates are equal
+    return lr[0] if whole_list and len(set(lr)) == 1 else lr
 
 
 def _steps_and_total(

@@ -115,12 +115,13 @@ def evaluate(
                 run=run,
                 reporter=terminal.reporter,
             )
+            auditor.refuse_ignored([local], training, history)
             client = auditor.recover(local, training, methods, history)
             recovered = [
                 (found.method, found.counts, client_warnings(auditor, client, found))
                 for found in client.recoveries
             ]
-            document = _evaluate_counts(local.stem, auditor.names, recovered, truth, terminal)
+            document = _evaluate_counts(local, auditor.names, recovered, truth, terminal)
         write(dumps(document, indent=2))
 
 
@@ -156,7 +157,7 @@ def _refuse(form: str, flags: Sequence[str], **options: object) -> None:
 
 
 def _evaluate_counts(
-    client: str,
+    local: Path,
     names: Sequence[str],
     recovered: Sequence[Recovered],
     truth: Path | None,
@@ -167,14 +168,14 @@ def _evaluate_counts(
     Raises
     ------
     MismatchError
-        The truth has another total.
+        The truth has another total, or is another client's by its name.
     """
     from rlu_cli.audit.report import evaluation_document
     from rlu_cli.cli.console import evaluation_table
     from rlu_cli.files.truth import read_truth
 
     assert truth is not None
-    known = read_truth(truth, num_classes=len(names), class_names=names, client=client)
+    known = read_truth(truth, num_classes=len(names), class_names=names, local=local)
     claimed = {int(counts.sum()) for _, counts, _ in recovered}
     if claimed != {int(known.sum())}:
         raise MismatchError(
@@ -220,8 +221,8 @@ def _evaluate_archive(
     return document
 
 
-def _saved_result(path: Path) -> tuple[str, Sequence[str], list[Recovered]]:
-    """Client, class names and counts of a document that `recover` printed."""
+def _saved_result(path: Path) -> tuple[Path, Sequence[str], list[Recovered]]:
+    """Local checkpoint, class names and counts of a document that `recover` printed."""
     import numpy as np
 
     from rlu_cli.files.json_io import read_json
@@ -231,7 +232,7 @@ def _saved_result(path: Path) -> tuple[str, Sequence[str], list[Recovered]]:
     try:
         counts = [whole_number(count) for count in document["counts"]]
         names = [str(entry["name"]) for entry in document["classes"]]
-        client = Path(document["inputs"]["local"]["path"]).stem
+        local = Path(document["inputs"]["local"]["path"])
         method = str(document["method"])
         warnings = [{key: str(said[key]) for key in ("code", "message")} for said in document["warnings"]]
         valid = document["command"] == "recover" and len(names) == len(counts) > 0 and None not in counts
@@ -241,4 +242,4 @@ def _saved_result(path: Path) -> tuple[str, Sequence[str], list[Recovered]]:
         raise FileError(
             f"{path}: expected one JSON object as `rlu recover` prints it, found another document"
         )
-    return client, names, [(method, np.array(counts, dtype=np.int64), warnings)]
+    return local, names, [(method, np.array(counts, dtype=np.int64), warnings)]

@@ -80,6 +80,7 @@ def recover(
             run=run,
             reporter=terminal.reporter,
         )
+        auditor.refuse_ignored(local, training, history)
         for client in auditor.recover_each(local, training, [method], history):
             found = client.recoveries[0]
             moved = client_sensitivity(client.observations[0], found) if sensitivity else None

@@ -108,7 +108,8 @@ def _from_steps(value: object, classes: _Classes) -> list[int]:
     return [sum(column) for column in zip(*rows, strict=True)] if rows else [0] * classes.size
 
 
-def _of_client(path: Path, clients: object, client: str | None) -> object:
+def _of_client(path: Path, clients: object, local: Path | None) -> object:
+    client = None if local is None else local.stem
     if not isinstance(clients, Mapping) or client not in clients:
         found = names(clients) if isinstance(clients, Mapping) else type(clients).__name__
         raise MismatchError(
@@ -118,17 +119,29 @@ def _of_client(path: Path, clients: object, client: str | None) -> object:
     return clients[client]
 
 
+def _check_client(path: Path, said: object, local: Path | None) -> None:
+    """Refuse counts beside a client's name that isn't the local file's, with or without suffix."""
+    if local is None or not isinstance(said, str) or said in (local.name, local.stem):
+        return
+    raise MismatchError(
+        f"{path}: expected the truth of the client {one_line(repr(local.stem), 80)} (the local checkpoint's "
+        f"file name without its suffix), found that of {one_line(repr(said), 80)}; pass this client's truth, "
+        "or leave client out of the file if it is."
+    )
+
+
 def read_truth(
-    path: Path | str, *, num_classes: int, class_names: Sequence[str] | None, client: str | None = None
+    path: Path | str, *, num_classes: int, class_names: Sequence[str] | None, local: Path | None = None
 ) -> np.ndarray[Any, np.dtype[np.int64]]:
     """Samples per output index, ``(num_classes,)``, from any of the accepted forms.
 
     A file for a whole round holds them by client, ``{"clients": {"client_0": {"counts": [...]}, ...}}``; then
-    ``client`` says which one.
+    the name of ``local``, the client's checkpoint, says which one. A ``client`` beside the counts, as in a
+    line of truth.ndjson, must be that one too.
 
     Raises:
         FileError: Unreadable, not JSON, or of another form.
-        MismatchError: Labels, names or lengths that don't fit the model.
+        MismatchError: Labels, names or lengths that don't fit the model, or another client's truth.
     """
     import numpy as np
 
@@ -136,7 +149,9 @@ def read_truth(
     document = read_json(path, limit=TRUTH_LIMIT)
     classes = _Classes(path, num_classes, class_names)
     if isinstance(document, Mapping) and "clients" in document:
-        document = _of_client(path, document["clients"], client)
+        document = _of_client(path, document["clients"], local)
+    if isinstance(document, Mapping):
+        _check_client(path, document.get("client"), local)
     given = [
         form for form in ("counts", "labels", "steps") if isinstance(document, Mapping) and form in document
     ]

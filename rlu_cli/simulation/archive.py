@@ -22,6 +22,8 @@ from rlu_cli.simulation.settings import Simulation
 TRUTH = "truth.ndjson"
 SETTINGS = "simulation.json"
 AUX = "aux"
+DIGEST = "data_sha256"
+"""Under which the settings hold `data_digest`; archives of earlier versions lack it."""
 
 
 def round_folder(root: Path, number: int) -> Path:
@@ -129,13 +131,17 @@ def _finite(value: object) -> float:
     return float(value)
 
 
-def claim(root: Path, simulation: Simulation) -> None:
+def claim(root: Path, simulation: Simulation, digest: str) -> None:
     """Make the folder this simulation's own, or check that it already is.
+
+    Parameters
+    ----------
+    digest : of the images, labels and class names that are there now
 
     Raises
     ------
     MismatchError
-        The folder holds an archive of another simulation, or other files.
+        The folder holds an archive of another simulation or of other data, or other files.
     """
     root.mkdir(parents=True, exist_ok=True)
     path = root / SETTINGS
@@ -146,15 +152,22 @@ def claim(root: Path, simulation: Simulation) -> None:
                 f"expected {root} to be empty or an archive of the same simulation, found other files: "
                 "choose another folder"
             )
-        write_text(path, json.dumps(now, indent=2, sort_keys=True) + "\n")
+        write_text(path, json.dumps({**now, DIGEST: digest}, indent=2, sort_keys=True) + "\n")
         return
     before = read_json(path, limit=2**20)
+    known = before.pop(DIGEST, digest) if isinstance(before, dict) else digest
     if before != now:
         old, new = _flat(before), _flat(now)
         differing = sorted(name for name in old.keys() | new.keys() if old.get(name) != new.get(name))
         raise MismatchError(
             f"expected {root} to be empty or an archive of the same simulation, found one with other values "
             f"of {', '.join(map(_flag, differing))}: choose another folder, or the same values"
+        )
+    if known != digest:
+        raise MismatchError(
+            f"expected the data that the archive in {root} was begun with, found other images, labels or "
+            f"class names in {simulation.data}, which would be shared out otherwise: restore them, or choose "
+            "another folder"
         )
 
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from rlu_cli.audit.options import SimulationOptions
 from rlu_cli.core.types import IntArray
 from rlu_cli.errors import MismatchError
+from rlu_cli.files.hashing import sha256_described
 from rlu_cli.files.text import one_line
 from rlu_cli.images import ImageSet, Normalization
 from rlu_cli.images.datasets import per_class_subset
@@ -106,6 +107,13 @@ class FederatedData:
                 image = Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels)
                 image.save(unfinished / f"{number:04d}.png")
             unfinished.rename(folder)
+
+
+def data_digest(images: ImageSet) -> str:
+    """SHA-256 of pixels, labels and class names, wherever they came from."""
+    return sha256_described(
+        {"class_names": list(images.names)}, {"pixels": images.pixels, "labels": images.labels}
+    )
 
 
 def _check_folder_names(names: Sequence[str]) -> None:

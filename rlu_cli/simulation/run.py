@@ -14,9 +14,11 @@ from torch import Tensor
 from rlu_cli.audit.annotations import Annotations
 from rlu_cli.audit.devices import choose_device
 from rlu_cli.audit.history import GLOBAL_STEM, SERVER_CONTROL_STEM
+from rlu_cli.audit.ignored_flags import refuse_ignored
 from rlu_cli.audit.network import named_tensors
-from rlu_cli.audit.options import TrainingOptions
+from rlu_cli.audit.options import HistoryOptions, TrainingOptions
 from rlu_cli.audit.training import resolve_training
+from rlu_cli.core.schemes import step_rates
 from rlu_cli.core.types import IntArray, LocalTraining
 from rlu_cli.errors import MismatchError, UsageError
 from rlu_cli.files.checkpoint import Checkpoint, read_checkpoint
@@ -25,7 +27,7 @@ from rlu_cli.images import ImageSet, parse_normalization
 from rlu_cli.models import ModelSpec, build_model, flatten_logits, load_weights, parse_spec
 from rlu_cli.simulation import archive
 from rlu_cli.simulation.client import epoch_indices, local_training, step_indices
-from rlu_cli.simulation.data import FederatedData
+from rlu_cli.simulation.data import FederatedData, data_digest
 from rlu_cli.simulation.randomness import BATCHES, LAYERS, NOISE, SAMPLING, stream_seed
 from rlu_cli.simulation.server import Contribution, Server
 from rlu_cli.simulation.settings import Simulation, check_options, defence_of, training_annotations
@@ -77,6 +79,7 @@ class Simulator:
         self.simulation, self.options, self.root = simulation, simulation.options, root
         self.device = torch.device(choose_device(device))
         normalization = parse_normalization(simulation.normalize)
+        self._digest = data_digest(images)
         self.data = FederatedData(
             images, normalization, simulation.options, seed=simulation.seed, device=self.device
         )
@@ -139,9 +142,9 @@ class Simulator:
         Raises
         ------
         MismatchError
-            The folder holds an archive of another simulation, or other files.
+            The folder holds an archive of another simulation or of other data, or other files.
         """
-        archive.claim(self.root, self.simulation)
+        archive.claim(self.root, self.simulation, self._digest)
         self.data.write_aux(self.root / archive.AUX)
         lines = archive.read_truth_lines(self.root)
         for number in range(1, self.options.rounds + 1):
@@ -269,10 +272,29 @@ class Simulator:
         """The scheme, once the training values are known to be good."""
         if self.simulation.training.steps is not None and self.simulation.training.epochs is not None:
             raise UsageError("expected either --steps or --epochs, found both: leave one out")
+        refuse_ignored(self.simulation.training, HistoryOptions(), [Annotations()])
         training = self._training(max(len(share) for share in self.data.shares))
+        self._check_rates()
         if training.scheme == "feddyn" and training.prox <= 0:
             raise UsageError("expected a positive --lambda for feddyn, whose server divides by it, found 0")
         return training.scheme
+
+    def _check_rates(self) -> None:
+        """Refuse a list of rates that the steps of some client don't fit, whatever round it takes part in.
+
+        Raises
+        ------
+        MismatchError
+        """
+        trainings = [self._training(size) for size in {len(share) for share in self.data.shares} if size]
+        steps = sorted(training.steps for training in trainings)
+        for training in trainings:
+            if isinstance(training.lr, tuple) and steps[0] < steps[-1] and len(training.lr) != training.steps:
+                raise MismatchError(
+                    f"expected one learning rate, since the clients' epochs take {steps[0]} to {steps[-1]} "
+                    f"steps, found {len(training.lr)}: pass one --lr, with --lr-decay or not, or --steps"
+                )
+            step_rates(training)
 
     def _participants(self, number: int) -> list[int]:
         """Which clients take part: a fixed share of them, among those that have data."""
