@@ -7,7 +7,10 @@ from pathlib import Path
 
 import pytest
 from cli_tools import AUX, QUICK, SAMPLES, call, sample, truth
+from defended_rounds import defended, norm
 from safetensors.torch import load_file, save_file
+
+from rlu_cli.simulation.defences import Defence
 
 
 @pytest.mark.parametrize(("round_", "error"), [("untrained_m1", 0.02), ("untrained_m10", 0.03)])
@@ -64,6 +67,17 @@ def test_counts_are_those_of_the_rate_found() -> None:
     told = call(*flags, "--lr", repr(found["training"]["lr"])).document
     assert found["classes"] == told["classes"]
     assert told["training"]["sources"]["lr"] == "flag"
+
+
+def test_a_clipped_update_tells_the_rate_times_its_factor(tmp_path: Path) -> None:
+    """It was said to be the rate, and the counts to be too even."""
+    bound = 0.5 * norm("untrained_m1")
+    flags = [*defended(tmp_path, Defence(clip=bound), name="untrained_m1"), "--clip", bound]
+    outcome = call("recover", *flags, "--method", "rlu", "--lr", "auto")
+    notes = {note["code"]: note["message"] for note in outcome.document["warnings"]}
+    assert "which is part of the learning rate found" in notes["update-clipped"]
+    assert "it times the unknown factor of the clipping is 0.005" in notes["lr-estimated"]
+    assert outcome.document["counts"] == truth("untrained_m1")
 
 
 def test_a_decay_is_kept() -> None:

@@ -184,6 +184,10 @@ class Clipped:
         found = self.found
         if found is None:
             unknown = "by an unknown factor, so the counts are too even, and there are no bounds"
+            if sent.record.lr_unknown and sent.record.training.optimizer == "sgd":
+                unknown = (
+                    "by an unknown factor, which is part of the learning rate found; there are no bounds"
+                )
             return replace(sent, scaled=True).noting(Note("update-clipped", f"{self._said} {unknown}"))
         read = f"{self._estimated}, and is read as if it hadn't been"
         note = Note("clip-estimated", read)

@@ -65,7 +65,8 @@ def with_estimated_rate(
     training = scaled(observation.training, found.scale)
     rate = training.lr if isinstance(training.lr, float) else training.lr[0]
     low, high = rate * found.low / found.scale, rate * found.high / found.scale
-    text = f"nobody said the learning rate; estimated, it is {rate:.4g} (95 %: {low:.4g} to {high:.4g})"
+    it = "it times the unknown factor of the clipping" if observation.scaled else "it"
+    text = f"nobody said the learning rate; estimated, {it} is {rate:.4g} (95 %: {low:.4g} to {high:.4g})"
     if found.spread > _UNCERTAIN:
         return training, Note("lr-uncertain", f"{text}, which is too wide for counts to rely on")
     return training, Note("lr-estimated", f"{text}; bounds of the counts don't know of that")
