@@ -40,7 +40,8 @@ def svhn(tmp_path: Path) -> Path:
 @pytest.fixture
 def cifar(tmp_path: Path) -> Path:
     pixels, labels = drawn(10, PER_CLASS)
-    return write_folder(tmp_path, cifar10(pixels, labels, [f"class {n}" for n in range(10)], split="train"))
+    files = cifar10(pixels, labels, [f"class {n}" for n in range(10)], split="train")
+    return write_folder(tmp_path / "cifar", files)
 
 
 @pytest.mark.parametrize("name", ["SVHN", "CIFAR-10"])
