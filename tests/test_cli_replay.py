@@ -121,29 +121,20 @@ def net():
 """
 
 
-def the_one_client(root: Path) -> list[object]:
-    """Flags of the first round of an archive that one client took part in."""
+def normed_client(folder: Path, *training: object) -> list[object]:
+    """Flags of a client of a network that has BatchNorm over single values."""
+    (folder / "net.py").write_text(NORMED_BODY, encoding="utf-8")
+    arch, root = ("--arch", f"{folder / 'net.py'}:net"), folder / "archive"
+    made = ["--data", "digits", "--clients", 8, "--participation", 0.125, "--alpha", 5, "--aux-per-class", 20]
+    assert call("simulate", *made, "--lr", 0.02, "--seed", 1, *training, *arch, "-o", root).code == 0
     (local,) = (root / "round_0001").glob("client_*.safetensors")
-    return ["--global", local.with_name("global.safetensors"), "--local", local, "--aux", root / "aux"]
+    reference = local.with_name("global.safetensors")
+    return ["--global", reference, "--local", local, "--aux", root / "aux", *arch]
 
 
 def test_batch_norm_of_single_values_in_replays(tmp_path: Path) -> None:
     """Of made-up clients some end their epochs with one image: the default ended as a fault of ours."""
-    (tmp_path / "net.py").write_text(NORMED_BODY, encoding="utf-8")
-    arch, root = ("--arch", f"{tmp_path / 'net.py'}:net"), tmp_path / "archive"
-    made = ["--data", "digits", "--clients", 8, "--participation", 0.125, "--alpha", 5, "--aux-per-class", 20]
-    trained = ["--lr", 0.02, "--batch-size", 8, "--epochs", 1, "--seed", 1]
-    assert call("simulate", *made, *trained, *arch, "-o", root).code == 0
-    (local,) = (root / "round_0001").glob("client_*.safetensors")
-    flags = [
-        "--global",
-        local.with_name("global.safetensors"),
-        "--local",
-        local,
-        "--aux",
-        root / "aux",
-        *arch,
-    ]
+    flags = normed_client(tmp_path, "--batch-size", 8, "--epochs", 1)
     document = call("recover", *flags, "--samples", 2000).document
     assert document["method"] == "replay"
     assert document["reliability"]["grade"] == "good"
@@ -153,20 +144,7 @@ def test_batch_norm_of_single_values_in_replays(tmp_path: Path) -> None:
 
 
 def test_what_no_client_can_have_trained_with_is_left_out_of_the_sensitivity(tmp_path: Path) -> None:
-    (tmp_path / "net.py").write_text(NORMED_BODY, encoding="utf-8")
-    arch, root = ("--arch", f"{tmp_path / 'net.py'}:net"), tmp_path / "archive"
-    made = ["--data", "digits", "--clients", 4, "--participation", 0.25, "--alpha", 5, "--aux-per-class", 12]
-    assert call("simulate", *made, "--lr", 0.02, "--batch-size", 2, "--steps", 3, *arch, "-o", root).code == 0
-    (local,) = (root / "round_0001").glob("client_*.safetensors")
-    flags = [
-        "--global",
-        local.with_name("global.safetensors"),
-        "--local",
-        local,
-        "--aux",
-        root / "aux",
-        *arch,
-    ]
+    flags = normed_client(tmp_path, "--batch-size", 2, "--steps", 3)
     document = call("recover", *flags, *QUICK, "--method", "gls", "--sensitivity").document
     used = [(entry["value"], entry["used"]) for entry in document["sensitivity"]]
     assert ("batch_size", 3) in used and ("batch_size", 1) not in used
