@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 from cli_tools import AUX, QUICK, call, sample, truth, within_bounds
 
 from rlu_cli.audit.statistics_file import read_statistics, write_statistics
@@ -61,3 +62,11 @@ def test_older_statistics_are_not(tmp_path: Path) -> None:
     fewer = ("--aux-per-class", 20)  # other samples than those of the statistics: they were mixed, unsaid
     assert "--stats" in call("recover", *files, "--stats", stats, "--aux", AUX, *fewer, *GLS).refusal(4)
     assert both["counts"] == truth("untrained_m1")
+
+
+def test_images_are_not_hashed_where_nothing_asks_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(*_: object) -> str:
+        raise AssertionError("all pixels were hashed")
+
+    monkeypatch.setattr("rlu_cli.audit.image_source.sha256_tensors", never)
+    assert call("recover", *sample("untrained_m10"), *GLS).code == 0

@@ -33,7 +33,7 @@ from rlu_cli.audit.progress import Reporter, silent
 from rlu_cli.audit.reading import Reading
 from rlu_cli.audit.replay import with_training
 from rlu_cli.audit.source import Measurement, Source
-from rlu_cli.audit.statistics_file import StoredStatistics, read_statistics
+from rlu_cli.audit.statistics_file import SAMPLES, StoredStatistics, read_statistics
 from rlu_cli.audit.stored_options import options_beside
 from rlu_cli.audit.training import resolve_training
 from rlu_cli.audit.updates import update_kind
@@ -208,7 +208,8 @@ class Auditor:
 
     def about(self) -> dict[str, Any]:
         """How the statistics were made, for the statistics file."""
-        return self.measured.about(self.sha256, self.source.effective_batch(self._annotated_batch()))
+        batch_size = self.source.effective_batch(self._annotated_batch())
+        return {**self.measured.about(self.sha256, batch_size), SAMPLES: self.source.samples_digest}
 
     def _annotated_batch(self) -> int | None:
         return self.annotations.get("batch_size", None, whole)

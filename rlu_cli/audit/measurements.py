@@ -172,7 +172,7 @@ class Measurements:
         MismatchError
         """
         stored = None if self.stored is None else self.stored.about.get(SAMPLES)
-        if stored not in (None, self._source.samples_digest):
+        if stored is not None and stored != self._source.samples_digest:
             raise MismatchError(
                 "expected the auxiliary images that the statistics of --stats are of, in the same order of "
                 "classes, found others: pass the same --aux with the same flags, or leave --stats out"

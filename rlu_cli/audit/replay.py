@@ -19,6 +19,7 @@ from rlu_cli.core.rounding import round_to_total
 from rlu_cli.core.schemes import impulse_response
 from rlu_cli.core.types import Activations, FloatArray, Head, IntArray, LocalTraining, Observation
 from rlu_cli.errors import MismatchError
+from rlu_cli.files.state_dict import layer_tensors
 from rlu_cli.images import ImageSet, Normalization
 from rlu_cli.models import load_weights
 from rlu_cli.simulation.client import Batch, local_training
@@ -107,8 +108,7 @@ class Replay:
 
     def head_change(self, last: Mapping[str, Tensor]) -> Head | None:
         """ΔW and Δb of a model from the global one to ``last``; None where it isn't finite."""
-        layer = self.network.layer.name
-        names = (f"{layer}.{part}" if layer else part for part in ("weight", "bias"))
+        names = layer_tensors(self.network.layer.name)
         changes = [last[name].double() - self.start[name].double().cpu() for name in names if name in last]
         if not all(bool(torch.isfinite(value).all()) for value in changes):
             return None

@@ -142,7 +142,8 @@ class ReplayedClients:
         rng = np.random.default_rng((self.base.seed, 2, plan.draw))
         share, held_out = self._share(plan.counts, rng)
         batches = _batches(share, plan.training, rng)
-        if plan.training.batch_size > 1 and self._needs_pairs:
+        lone = plan.training.batch_size > 1 and any(len(rows) == 1 for rows in batches)
+        if lone and self._needs_pairs:
             batches = [rows if len(rows) > 1 else np.append(rows, rng.choice(share)) for rows in batches]
         replay = replace(self.base, training=plan.training)
         (end,) = replay.states(batches, at=[len(batches)], random=not self._side_by_side)

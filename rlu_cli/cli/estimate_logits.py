@@ -29,7 +29,7 @@ def estimate_logits(
     """
     from rlu_cli.audit.auditor import Auditor
     from rlu_cli.audit.report import dumps, statistics_document
-    from rlu_cli.audit.statistics_file import SAMPLES, StoredStatistics, write_statistics
+    from rlu_cli.audit.statistics_file import StoredStatistics, write_statistics
     from rlu_cli.cli.console import Terminal
     from rlu_cli.cli.output import open_output
 
@@ -48,8 +48,7 @@ def estimate_logits(
     statistics = auditor.statistics
     saved = None if out.output == "-" else out.output
     if saved is not None:
-        about = {**auditor.about(), SAMPLES: auditor.source.samples_digest}
-        write_statistics(Path(saved), StoredStatistics(statistics, about))
+        write_statistics(Path(saved), StoredStatistics(statistics, auditor.about()))
     document = statistics_document(auditor, saved)
     terminal.table(
         f"{global_}: accuracy {document['aux_accuracy']:.0%} on {document['inputs']['aux']['images']} images",
