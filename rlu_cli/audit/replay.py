@@ -18,11 +18,10 @@ from rlu_cli.core.residuals import ResidualMoments, residual_moments, residual_v
 from rlu_cli.core.rounding import round_to_total
 from rlu_cli.core.schemes import impulse_response
 from rlu_cli.core.types import Activations, FloatArray, Head, IntArray, LocalTraining, Observation
-from rlu_cli.errors import MismatchError
 from rlu_cli.files.state_dict import layer_tensors
 from rlu_cli.images import ImageSet, Normalization
 from rlu_cli.models import load_weights
-from rlu_cli.simulation.client import Batch, local_training
+from rlu_cli.simulation.client import Batch, local_training, single_images_refused
 from rlu_cli.simulation.vectors import snapshot
 
 _NODES = 10
@@ -183,15 +182,9 @@ class Replay:
                 ways.enter_context(torch.random.fork_rng(devices=[]))
                 torch.manual_seed(self.seed)  # for dropout
             constant = self.constant and {name: k.to(self.device) for name, k in self.constant.items()}
-            try:
+            advice = "correct --batch-size, or --epochs and --dataset-size"
+            with single_images_refused(batches, whose="a replay", advice=advice):
                 local_training(model, feed(), self.training, constant=constant)
-            except ValueError as error:
-                if min(map(len, batches)) > 1:
-                    raise
-                raise MismatchError(
-                    f"expected batches that the model can train on, found some of a single image ({error}): "
-                    "correct --batch-size, or --epochs and --dataset-size"
-                ) from error
         seen[len(batches)] = snapshot(model)
         return [seen[step] for step in at]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 import torch
@@ -12,6 +13,7 @@ from torch.optim.sgd import sgd
 
 from rlu_cli.core.schemes import step_rates
 from rlu_cli.core.types import IntArray, LocalTraining
+from rlu_cli.errors import MismatchError
 from rlu_cli.models import flatten_logits
 
 Batch = tuple[Tensor, Tensor]
@@ -69,6 +71,25 @@ def local_training(
                 weight_decay=training.weight_decay,
                 maximize=False,
             )
+
+
+@contextmanager
+def single_images_refused(batches: Sequence[IntArray], *, whose: str, advice: str) -> Iterator[None]:
+    """While training on these rows: what BatchNorm says of a single image, as an error to act on.
+
+    Raises
+    ------
+    MismatchError
+    """
+    try:
+        yield
+    except ValueError as error:
+        if min(map(len, batches)) > 1:
+            raise
+        raise MismatchError(
+            f"expected batches that the model can train on, found one of a single image ({whose}: {error}): "
+            f"{advice}"
+        ) from error
 
 
 class _AdamMoments:

@@ -26,7 +26,7 @@ from rlu_cli.files.text import one_line
 from rlu_cli.images import ImageSet, parse_normalization
 from rlu_cli.models import ModelSpec, build_model, flatten_logits, load_weights, parse_spec
 from rlu_cli.simulation import archive
-from rlu_cli.simulation.client import epoch_indices, local_training, step_indices
+from rlu_cli.simulation.client import epoch_indices, local_training, single_images_refused, step_indices
 from rlu_cli.simulation.data import FederatedData, data_digest
 from rlu_cli.simulation.randomness import BATCHES, LAYERS, NOISE, SAMPLING, stream_seed
 from rlu_cli.simulation.server import Contribution, Server
@@ -206,21 +206,14 @@ class Simulator:
         constant = self.server.constant_gradient(archive.client_name(client), training)
         with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
             torch.manual_seed(stream_seed(self.simulation.seed, LAYERS, number, client))  # dropout
-            try:
+            advice = "use --steps, which makes full batches, or another --batch-size"
+            with single_images_refused(batches, whose=archive.client_name(client), advice=advice):
                 local_training(
                     self.model,
                     (self.data.batch(rows) for rows in batches),
                     training,
                     constant=None if constant is None else self.layout.split(constant),
                 )
-            except ValueError as error:
-                if min(map(len, batches)) > 1:
-                    raise
-                raise MismatchError(
-                    f"expected batches that the model can train on, found one of a single image "
-                    f"({archive.client_name(client)}: {error}): use --steps, which makes full batches, or "
-                    "another --batch-size"
-                ) from error
         state = snapshot(self.model)
         if not all(bool(torch.isfinite(part).all()) for part in state.values()):
             raise MismatchError(
