@@ -143,6 +143,16 @@ def test_estimated_factors_miss_as_far_as_they_are_said_to(base: Replay) -> None
     assert float(enlarged.norm()) >= 0.999 * float(sent(base, None)[0].norm())
 
 
+def test_of_a_size_that_nobody_explains_estimates_miss_to_both_sides(base: Replay) -> None:
+    factors = []
+    for draw in range(60):
+        whole, (read, noise) = sent(base, None, draw)[0], sent(base, Clipping(None, 1e-4, 0.1), draw)
+        factors.append(1e-4 / noise)
+        rest = read - whole / factors[-1]
+        assert float(rest.std()) == pytest.approx(noise, rel=0.03)
+    assert abs(np.mean(np.log(factors))) < 0.05 and 0.07 < np.std(np.log(factors)) < 0.13
+
+
 @pytest.mark.parametrize(
     ("auxiliary", "held_out"), [(10, 4), (20, 8), (30, 10), (50, 10), (100, 20), (300, 60)]
 )

@@ -13,10 +13,10 @@ from methods_cases import cross_entropy_gradient, known_round
 from rlu_cli.core.checks import check_damaged_size
 from rlu_cli.core.coarse import coarsening
 from rlu_cli.core.learning_rate import estimate_learning_rate, rate_by_distance
-from rlu_cli.core.methods.assumptions import is_trained
 from rlu_cli.core.noise import column_noise
 from rlu_cli.core.rate_likelihood import LearningRate, scaled
 from rlu_cli.core.recover import head_update
+from rlu_cli.core.trained import is_trained
 from rlu_cli.core.types import Activations, FloatArray, Head, IntArray, LocalTraining, Observation
 from rlu_cli.core.update_size import damaged_size_error, size_error
 from rlu_cli.errors import MismatchError

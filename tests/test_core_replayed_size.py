@@ -115,15 +115,39 @@ MODEL = SizeModel(replays())
 
 
 @pytest.mark.parametrize(
-    ("logarithm", "deviation", "right"),
-    [(0.19, 0.01, True), (-0.21, 0.01, False), (-0.7, 0.2, True), (-0.9, 0.2, False), (0.9, 0.2, False)],
+    ("logarithm", "deviation", "found"),
+    [
+        (0.14, 0.01, "right"),
+        (0.16, 0.01, "doubted"),
+        (-0.19, 0.01, "doubted"),
+        (-0.21, 0.01, "wrong"),
+        (-0.59, 0.2, "right"),
+        (-0.7, 0.2, "doubted"),
+        (-0.9, 0.2, "wrong"),
+        (0.9, 0.2, "wrong"),
+    ],
 )
-def test_what_is_too_small_or_too_large(logarithm: float, deviation: float, right: bool) -> None:
-    notes = size_notes(RelativeSize(logarithm, deviation))
-    assert [note.code for note in notes] == ([] if right else ["update-misscaled"])
-    if not right:
-        assert f"{math.exp(logarithm):.2g} times as large" in notes[0].message
-        assert "--clip is for the whole update's norm, not for each step's gradient" in notes[0].message
+def test_what_is_too_small_or_too_large(logarithm: float, deviation: float, found: str) -> None:
+    size = RelativeSize(logarithm, deviation)
+    assert (size.is_doubted, size.is_right) == (found != "right", found != "wrong")
+    for read in (False, True):
+        codes = [note.code for note in size_notes(size, read=read)]
+        doubted = ["size-doubted"] if read else []
+        assert codes == {"right": [], "doubted": doubted, "wrong": ["update-misscaled"]}[found]
+    if found == "wrong":
+        for read, then in (
+            (False, "there are no bounds"),
+            (True, "it is read as if it had been divided by that"),
+        ):
+            message = size_notes(size, read=read)[0].message
+            assert f"is {math.exp(logarithm):.2g} times as large" in message and message.endswith(then)
+            assert "--clip is for the whole update's norm, not for each step's gradient" in message
+
+
+def test_the_error_of_a_size_that_may_be_right_reaches_it() -> None:
+    assert RelativeSize(-0.9, 0.2).error == pytest.approx(0.2)
+    assert RelativeSize(-0.9, 0.1, damage=0.02).error == pytest.approx(math.hypot(0.1, 0.02))
+    assert RelativeSize(-0.7, 0.2).error == pytest.approx(0.35)
 
 
 @pytest.mark.parametrize(("logarithm", "right"), [(-0.79, True), (0.79, True), (-0.81, False), (0.81, False)])
@@ -131,9 +155,13 @@ def test_coarse_updates_may_be_further_off(logarithm: float, right: bool) -> Non
     """Right clients' of six bits, which may lose a tenth, seemed to be 0.6 to 0.75 times as large."""
     found = RelativeSize(logarithm, 0.05, damage=0.1)
     assert found.is_right is right
+    assert (
+        not RelativeSize(0.54, 0.05, damage=0.1).is_doubted
+        and RelativeSize(0.56, 0.05, damage=0.1).is_doubted
+    )
     if not right:
         edges = (math.exp(logarithm + side * (1.96 * 0.05 + 0.6)) for side in (-1, 1))
-        assert "(95 %: {:.2g} to {:.2g})".format(*edges) in size_notes(found)[0].message
+        assert "(95 %: {:.2g} to {:.2g})".format(*edges) in size_notes(found, read=True)[0].message
 
 
 @pytest.mark.parametrize(("logarithm", "right"), [(-0.54, True), (-0.56, False), (0.19, True), (0.21, False)])
@@ -149,7 +177,7 @@ def test_updates_may_be_smaller_whose_samples_outnumber_the_auxiliary_ones(
     assert found.is_right is right
     if not right:
         edges = (math.exp(logarithm + room) for room in (-1.96 * 0.05, 1.96 * 0.05 + more))
-        assert "(95 %: {:.2g} to {:.2g})".format(*edges) in size_notes(found)[0].message
+        assert "(95 %: {:.2g} to {:.2g})".format(*edges) in size_notes(found, read=True)[0].message
 
 
 def test_directions_are_of_the_weight_alone() -> None:

@@ -14,11 +14,11 @@ from methods_cases import known_round, problem_of, random_head, untrained
 import rlu_cli.core.methods as package
 from rlu_cli.core.method_names import METHOD_CHOICE, METHOD_NAMES
 from rlu_cli.core.methods import METHODS, Capabilities
-from rlu_cli.core.methods.assumptions import shows_training
 from rlu_cli.core.methods.base import on_simplex
 from rlu_cli.core.methods.table import capability_table
 from rlu_cli.core.recover import recover_labels
 from rlu_cli.core.reliability import UNRELIABLE, reliability
+from rlu_cli.core.trained import shows_training
 from rlu_cli.core.types import Estimate, Head, HeadUpdate, Observation
 from rlu_cli.errors import MismatchError
 

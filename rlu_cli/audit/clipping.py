@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from rlu_cli.audit.local_model import open_local
 from rlu_cli.audit.network import check_finite
 from rlu_cli.audit.reading import Reading
 from rlu_cli.audit.seen_noise import with_seen_noise
-from rlu_cli.audit.updates import enlarged, is_trained
+from rlu_cli.audit.updates import is_trained
 from rlu_cli.core.coarse import coarsening
 from rlu_cli.core.learning_rate import estimate_learning_rate
 from rlu_cli.core.misfit import motion
@@ -35,9 +34,6 @@ to which counts are better with it than without."""
 _LEVELS = (0.035, 0.08, 0.16)
 """Standard deviations of the factor's logarithm that estimates are taken to have, so that clients share what
 is simulated. Beyond, made-up clients tell as much of it."""
-
-_SIDES = 3.92
-"""Standard deviations between both ends of a 95 % interval."""
 
 
 @dataclass(frozen=True)
@@ -193,7 +189,7 @@ class Clipped:
         note = Note("clip-estimated", read)
         if not self.sharp:
             note = Note("update-clipped", f"{read}; that is too vague for bounds")
-        return replace(self._enlarged(sent, found.scale), scaled=not self.sharp).noting(note)
+        return replace(sent.enlarged(found.scale, self.head_name), scaled=not self.sharp).noting(note)
 
     def simulated(self, sent: Reading) -> Reading:
         """For methods that learn from clients of theirs, which are clipped as this one was.
@@ -204,24 +200,16 @@ class Clipped:
         found, clipping = self.found, Clipping(self.clip, sent.record.noise_std)
         level = None
         if found is not None and sent.record.training.steps > 1:
-            deviation = math.log(found.spread) / _SIDES
-            level = next((at for at in _LEVELS if deviation <= at), None)
+            level = next((at for at in _LEVELS if found.deviation <= at), None)
         if found is None or level is None:
             alike = "by an unknown factor, and so are those of the clients that the counts are learnt from"
             note = Note("clip-simulated", f"{self._said} {alike}")
             return replace(sent, scaled=True, clipping=clipping).noting(note)
         clipping = replace(clipping, deviation=level)
         note = Note("clip-estimated", f"{self._estimated}, and is read as if it hadn't been")
-        return replace(self._enlarged(sent, found.scale), scaled=True, clipping=clipping).noting(note)
-
-    def _enlarged(self, sent: Reading, factor: float) -> Reading:
-        """Before ``factor`` of the update was sent, with noise that grows alike."""
-        opened = sent.opened
-        whole = enlarged(opened.weights(), opened.reference, factor)
-        again = open_local(whole, opened.reference, "weights", self.head_name)
-        again = replace(again, notes=opened.notes, rounding=opened.rounding / factor)
-        noisy = replace(sent.record, noise_std=sent.record.noise_std / factor)
-        return replace(sent, opened=again, record=noisy)
+        return replace(sent.enlarged(found.scale, self.head_name), scaled=True, clipping=clipping).noting(
+            note
+        )
 
     @property
     def _said(self) -> str:

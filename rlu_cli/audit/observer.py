@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from weakref import WeakKeyDictionary
 
 from rlu_cli.audit.clipping import Clipped, clip_factor, told_clipping
@@ -35,6 +35,9 @@ client: seconds of a small processor's time."""
 
 _SHARED_REPLAY_COST = 4e11
 """The same for `replay`, which makes twenty of that size for all clients of a global model: two minutes."""
+
+_NOISES = 4
+"""To how many parts of a factor of two noise is told apart that was divided by an estimate."""
 
 _OWN_REPLAY_COST = 5e10
 """The same where it makes twenty for each client alone: half a minute."""
@@ -141,6 +144,9 @@ class Observer:
             replayed_clients=self._replayed_clients(reading)
             if any(method.needs_replayed_clients for method in methods)
             else None,
+            resized=partial(self._resized, reading, methods)
+            if any(method.needs_replayed_clients for method in methods)
+            else None,
             dense=self._dense(reading)
             if record.lr_unknown or any(method.needs_dense for method in methods)
             else None,
@@ -154,6 +160,16 @@ class Observer:
             device=self._run.device,
         )
         return observation, model, end
+
+    def _resized(
+        self, reading: Reading, methods: Sequence[Method], factor: float, deviation: float
+    ) -> Observation:
+        """See `Observation`: so that clients share what is replayed, their noise has few sizes."""
+        whole = reading.enlarged(factor, self._head_name())
+        noise_std = whole.record.noise_std
+        alike = 2.0 ** (round(_NOISES * math.log2(noise_std)) / _NOISES) if noise_std else 0.0
+        clipping = Clipping(None, alike, deviation)
+        return self.observe(replace(whole, scaled=True, clipping=clipping), methods)[0]
 
     def _of_any_size(self, sent: Reading) -> Reading | None:
         training = sent.record.training

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from rlu_cli.audit.local_model import LocalModel
+from rlu_cli.audit.local_model import LocalModel, open_local
 from rlu_cli.audit.training import TrainingRecord
+from rlu_cli.audit.updates import enlarged
 from rlu_cli.core.types import Clipping, FloatArray, Head, ModelStatistics, Note, Observation
 
 
@@ -52,3 +53,12 @@ class Reading:
     def noting(self, *notes: Note) -> Reading:
         """With more to be said of it."""
         return replace(self, notes=(*self.notes, *notes))
+
+    def enlarged(self, factor: float, head_name: str) -> Reading:
+        """As it was if ``factor`` of the update was sent, with noise that grows alike."""
+        opened = self.opened
+        whole = enlarged(opened.weights(), opened.reference, factor)
+        again = open_local(whole, opened.reference, "weights", head_name)
+        again = replace(again, notes=opened.notes, rounding=opened.rounding / factor)
+        noisy = replace(self.record, noise_std=self.record.noise_std / factor)
+        return replace(self, opened=again, record=noisy)

@@ -214,7 +214,11 @@ def with_training(observation: Observation, training: LocalTraining) -> Observat
     replay = getattr(update, "__self__", None)
     if isinstance(replay, Replay):
         update = replace(replay, training=training).update
-    return replace(observation, training=training, residuals=path, replayed_update=update)
+    other = replace(observation, training=training, residuals=path, replayed_update=update)
+    resized = observation.resized
+    if resized is None:
+        return other
+    return replace(other, resized=lambda *size: with_training(resized(*size), training))
 
 
 def replay_nodes(training: LocalTraining) -> tuple[list[int], list[float]]:

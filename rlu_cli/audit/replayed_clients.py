@@ -177,15 +177,17 @@ class ReplayedClients:
         clipping = self.clipping
         if clipping is None:
             return (self._noisy(state, self.noise_std, draw) if self.noise_std else state), self.noise_std
-        length = self.base.travelled(state)
-        share = min(1.0, clipping.norm / length) if length > 0 else 1.0
+        most, share = math.inf, 1.0
+        if clipping.norm is not None:
+            length = self.base.travelled(state)
+            most, share = 1.0, min(1.0, clipping.norm / length) if length > 0 else 1.0
         sent = self._scaled(state, share)
         if clipping.noise_std:
             sent = self._noisy(sent, clipping.noise_std, draw)
         if clipping.deviation is None:
             return sent, clipping.noise_std
         error = clipping.deviation * np.random.default_rng((self.base.seed, 3, draw)).standard_normal()
-        estimated = min(1.0, share * math.exp(error))
+        estimated = min(most, share * math.exp(error))
         return self._scaled(sent, 1 / estimated), clipping.noise_std / estimated
 
     def _noisy(self, state: Mapping[str, Tensor], noise_std: float, draw: int) -> dict[str, Tensor]:

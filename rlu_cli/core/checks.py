@@ -211,17 +211,25 @@ MISSCALED = (
 )
 """What `update-misscaled` may come of."""
 
+READ_AS_WHOLE, UNBOUNDED = "it is read as if it had been divided by that", "there are no bounds"
+"""What is made of it."""
+
 
 def moved_far(motion: float | None) -> bool:
     """Whether training moved the predictions too far for its way to be known from its two ends."""
     return motion is not None and motion > _MOTION_LIMIT
 
 
-def check_size(found: LearningRate | None) -> list[Note]:
-    """Warn of an update whose size isn't what its training values make; see `size_error`."""
+def check_size(found: LearningRate | None, *, read: bool = False) -> list[Note]:
+    """Warn of an update whose size isn't what its training values make; see `size_error`.
+
+    Parameters
+    ----------
+    read : whether it is read as if it had that
+    """
     if found is None:
         return []
-    return [Note("update-misscaled", f"the update is {_size(found)}; there are no bounds")]
+    return [Note("update-misscaled", f"the update is {_size(found)}; {READ_AS_WHOLE if read else UNBOUNDED}")]
 
 
 def check_damaged_size(found: LearningRate | None) -> list[Note]:

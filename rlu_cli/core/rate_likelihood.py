@@ -8,14 +8,17 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from rlu_cli.core.gradients import normalised_update, without_drift
-from rlu_cli.core.methods.assumptions import is_trained
 from rlu_cli.core.path import solve_on_path
 from rlu_cli.core.residuals import residuals
 from rlu_cli.core.rounding import round_to_total
 from rlu_cli.core.schemes import batch_variance, pace, step_rates
 from rlu_cli.core.simplex import SimplexSolver, simplex_least_squares
+from rlu_cli.core.trained import is_trained
 from rlu_cli.core.types import Activations, FloatArray, HeadUpdate, IntArray, LocalTraining, Observation
 from rlu_cli.errors import MismatchError
+
+_SIDES = 3.92
+"""Standard deviations between both ends of a 95 % interval."""
 
 FEWEST = 10
 """Auxiliary samples of every class that are asked for."""
@@ -73,6 +76,11 @@ class LearningRate:
     def spread(self) -> float:
         """high / low."""
         return self.high / self.low
+
+    @property
+    def deviation(self) -> float:
+        """Standard deviation of the logarithm."""
+        return float(np.log(self.spread)) / _SIDES
 
     def excludes(self, scale: float, *, halves: float = 1.0) -> bool:
         """Whether a factor is more than so many halves of the interval away, in logarithms."""

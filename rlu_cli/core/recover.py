@@ -21,13 +21,14 @@ from rlu_cli.core.coarse import check_coarse, coarsening
 from rlu_cli.core.embedding import embedding_match, subtract_heads
 from rlu_cli.core.gradients import mean_gradient, normalised_update, without_drift
 from rlu_cli.core.methods import AUTO, Method, best_method, get_method
-from rlu_cli.core.methods.assumptions import assumption_notes, own_confidence
+from rlu_cli.core.methods.assumptions import assumption_notes
 from rlu_cli.core.methods.base import Problem, check_optimizer
 from rlu_cli.core.methods.disaggregation import out_of_reach
 from rlu_cli.core.misfit import misfit, motion
 from rlu_cli.core.noise import normalised_noise
 from rlu_cli.core.rounding import round_to_total
 from rlu_cli.core.schemes import check_training
+from rlu_cli.core.trained import own_confidence
 from rlu_cli.core.types import (
     Estimate,
     Head,

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from rlu_cli.core.checks import moved_far
-from rlu_cli.core.methods.assumptions import shows_training
 from rlu_cli.core.metrics import expected_i_acc
+from rlu_cli.core.trained import shows_training
 from rlu_cli.core.types import Recovery
 
 Grade = Literal["good", "fair", "poor"]

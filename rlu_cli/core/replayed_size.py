@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rlu_cli.core.checks import MISSCALED
+from rlu_cli.core.checks import MISSCALED, READ_AS_WHOLE, UNBOUNDED
 from rlu_cli.core.client_views import WEIGHT_FEATURES, Replays
 from rlu_cli.core.kernel_regression import squared_distances
 from rlu_cli.core.types import FloatArray, Note
@@ -17,15 +17,16 @@ _WIDTHS = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
 
 _RIDGES = (1e-3, 1e-2, 1e-1, 1.0)
 
-_FARTHEST = 4.0
-"""Standard deviations that a size may be off: up to 3.5 among 108 right clients, 1.06 root mean square."""
+_DOUBTED, _FARTHEST = 3.0, 4.0
+"""Standard deviations from which a size is doubted, and taken to be wrong: up to 3.5 among 108 right clients,
+1.06 root mean square."""
 
 _LEAST = 0.05
 """The least that standard deviation counts for, in logarithms."""
 
-_COARSE = 6.0
-"""Times what rounding, or leaving out, may have lost of an update by which it seems larger or smaller: up to
-five among right clients."""
+_COARSE_DOUBTED, _COARSE = 4.0, 6.0
+"""The same of what rounding, or leaving out, may have lost of an update: up to five times that among right
+clients."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,21 @@ class RelativeSize:
     @property
     def is_right(self) -> bool:
         """Whether it is one that replayed clients have."""
-        room = _FARTHEST * max(self.deviation, _LEAST) + _COARSE * self.damage
+        return self._within(_FARTHEST, _COARSE)
+
+    @property
+    def is_doubted(self) -> bool:
+        """Whether it is one that hardly any of them has, or none."""
+        return not self._within(_DOUBTED, _COARSE_DOUBTED)
+
+    @property
+    def error(self) -> float:
+        """Standard deviation that the logarithm is taken to have, so that 95 % reach a size that may be right."""
+        known = math.hypot(self.deviation, self.damage)
+        return max(known, abs(self.logarithm) / 2) if self.is_right else known
+
+    def _within(self, deviations: float, damages: float) -> bool:
+        room = deviations * max(self.deviation, _LEAST) + damages * self.damage
         return -room - self.repeats <= self.logarithm <= room
 
 
@@ -114,19 +129,25 @@ def repeats(samples: int, auxiliary: int) -> float:
     return 0.5 * math.log(max(1.0, samples / auxiliary))
 
 
-def size_notes(found: RelativeSize) -> tuple[Note, ...]:
-    """A warning of an update whose size no replayed one has that points alike."""
-    if found.is_right:
+def size_notes(found: RelativeSize, *, read: bool) -> tuple[Note, ...]:
+    """A warning of an update whose size no replayed one has that points alike, or hardly any.
+
+    Parameters
+    ----------
+    read : whether it is read as if it had theirs; else what is but doubted isn't worth a word
+    """
+    if not found.is_doubted or (found.is_right and not read):
         return ()
     half = 1.96 * found.deviation + _COARSE * found.damage
     rooms = (0.0, -half, half + found.repeats)
     factor, *edges = (math.exp(found.logarithm + room) for room in rooms)
+    code, verb = ("size-doubted", "may be") if found.is_right else ("update-misscaled", "is")
     return (
         Note(
-            "update-misscaled",
-            f"the output layer's update is {factor:.2g} times as large as those of replays that point "
+            code,
+            f"the output layer's update {verb} {factor:.2g} times as large as those of replays that point "
             f"alike (95 %: {edges[0]:.2g} to {edges[1]:.2g}): the model knew the client's samples by heart, "
-            f"or {MISSCALED}; there are no bounds",
+            f"or {MISSCALED}; {READ_AS_WHOLE if read else UNBOUNDED}",
         ),
     )
 

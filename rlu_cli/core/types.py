@@ -223,15 +223,16 @@ class LocalTraining:
 
 @dataclass(frozen=True)
 class Clipping:
-    """How an update was clipped by a factor c ≤ 1 that is not known to the letter.
+    """How an update was scaled by a factor c that is not known to the letter.
 
-    norm : of the whole update that was let through
+    norm : of the whole update that clipping let through, so that c ≤ 1; None where it is not known what
+        made the update of another size
     noise_std : standard deviation of the Gaussian noise added to each parameter's update after that
     deviation : of the logarithm of ĉ, by which the update and its noise were divided since; None for an
         update as it was sent
     """
 
-    norm: float
+    norm: float | None
     noise_std: float = 0.0
     deviation: float | None = None
 
@@ -257,6 +258,9 @@ class Observation:
         training on such a mix, None where it diverges; for the methods that ask for it
     replayed_clients : replays training on class mixes and looks at the models too; likewise
     frozen : names of the parameters that replays leave alone, as the client's training did
+    resized : from a factor and the standard deviation of its logarithm to what there would be to look at if
+        the update had been divided by it, with clients that were likewise by factors that miss as far; for
+        `replay`, None where that can't be had
     dense : the dense layers before the head and their update; likewise, None where there are none or it isn't
         exact
     shared : whether a batch's samples share statistics (BatchNorm in training)
@@ -280,6 +284,7 @@ class Observation:
     noise_told: bool = True
     replayed_update: Callable[[FloatArray, int], Head | None] | None = None
     replayed_clients: ReplayClients | None = None
+    resized: Callable[[float, float], Observation] | None = None
     frozen: tuple[str, ...] = ()
     dense: DenseTail | None = None
     shared: bool = False

@@ -11,7 +11,6 @@ import numpy as np
 
 from rlu_cli.core.coarse import Coarsening, coarsening
 from rlu_cli.core.gradients import normalised_update
-from rlu_cli.core.methods.assumptions import is_trained
 from rlu_cli.core.path import solve_on_path
 from rlu_cli.core.rate_likelihood import (
     FEWEST,
@@ -23,6 +22,7 @@ from rlu_cli.core.rate_likelihood import (
     stands_still,
 )
 from rlu_cli.core.residuals import residuals
+from rlu_cli.core.trained import is_trained
 from rlu_cli.core.types import Activations, FloatArray, Head, HeadUpdate, ModelStatistics, Observation
 from rlu_cli.core.whole_counts import off_whole
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from rlu_cli.core.methods.assumptions import is_trained
 from rlu_cli.core.methods.base import Capabilities, Method, Problem, never
 from rlu_cli.core.methods.greedy import greedy_counts
+from rlu_cli.core.trained import is_trained
 from rlu_cli.core.types import Estimate
 
 

@@ -10,6 +10,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
+from rlu_cli.core.checks import check_size
 from rlu_cli.core.client_views import (
     ClientView,
     ModelMeans,
@@ -20,12 +21,13 @@ from rlu_cli.core.client_views import (
 )
 from rlu_cli.core.coarse import coarsening
 from rlu_cli.core.fits import Fits
-from rlu_cli.core.gradients import mean_gradient
+from rlu_cli.core.gradients import mean_gradient, normalised_update
 from rlu_cli.core.kernel_regression import KernelRegression
 from rlu_cli.core.methods.base import Capabilities, Method, Problem, check_diverging
 from rlu_cli.core.methods.gls import ResidualModel, fit, solve_instead
+from rlu_cli.core.misfit import motion
 from rlu_cli.core.noise import centred, normalised_noise
-from rlu_cli.core.replayed_size import SizeModel, repeats, size_notes
+from rlu_cli.core.replayed_size import RelativeSize, SizeModel, repeats, size_notes
 from rlu_cli.core.residuals import ResidualMoments, ResidualPath
 from rlu_cli.core.rounding import round_to_total
 from rlu_cli.core.schemes import pace, path_position
@@ -42,6 +44,7 @@ from rlu_cli.core.types import (
     Observation,
 )
 from rlu_cli.core.update_shape import check_shape, update_shape
+from rlu_cli.core.update_size import size_error
 from rlu_cli.errors import MismatchError
 
 _REPLAYS, _FEWEST = 220, 20
@@ -84,6 +87,10 @@ _MOST_CLASSES, _FEWEST_AUXILIARY = 100, 10
 
 _STRANGE = 2.0
 """How much stranger than all replayed clients one may be."""
+
+_SIZE_LEVELS = (0.0125, 0.035, 0.08, 0.16, 0.32)
+"""Standard deviations of the logarithm of a wrong size that estimates are taken to have, so that clients
+share what is replayed."""
 
 _UNLIKE = "the update is unlike that of any replayed client (noise, other data or training values?)"
 
@@ -150,7 +157,13 @@ def solve(problem: Problem) -> Estimate:
         size = _size_model(regression)(features, update_shape(view.gradient.weight)[0])
         found["replay_size"] = math.exp(size.logarithm)
         again = repeats(observation.training.seen, int(path.start.counts.sum()))
-        doubts = size_notes(replace(size, damage=coarsening(observation).error, repeats=again))
+        size = replace(size, damage=coarsening(observation).error, repeats=again)
+        resized = _resized(observation, size, regression(features).proportions)
+        if resized is not None:
+            estimate, note = solve(resized[0]), resized[1]
+            told = {**estimate.diagnostics, **found}
+            return replace(estimate, diagnostics=told, warnings=(*estimate.warnings, note))
+        doubts = size_notes(size, read=False)
     if strange and linear:
         note = Note("replay-strange-update", f"{_UNLIKE}: the counts are those of gls")
         return solve_instead(problem, note, *doubts, **found)
@@ -178,6 +191,34 @@ def solve(problem: Problem) -> Estimate:
         presence=prediction.presence,
         any_size=observation.clipping is not None,
     )
+
+
+def _resized(observation: Observation, size: RelativeSize, z: FloatArray) -> tuple[Problem, Note] | None:
+    """The same of the update as it was before it got another size, and what there is to say of it.
+
+    None where it is as large as it should be, or where that can't be told nearly enough. The likelihood of
+    early models' updates knows it best.
+
+    Parameters
+    ----------
+    z : the proportions as far as they are known
+    """
+    coarse = coarsening(observation).any
+    moved = motion(observation.start, observation.end) or 0.0
+    likeliest = None if coarse else size_error(observation, z, moved)
+    if likeliest is not None:
+        factor, deviation = likeliest.scale, likeliest.deviation
+        (note,) = check_size(likeliest, read=True)
+    elif size.is_doubted:
+        factor, deviation = math.exp(size.logarithm), size.error
+        (note,) = size_notes(size, read=True)
+    else:
+        return None
+    level = next((at for at in _SIZE_LEVELS if deviation <= at), None)
+    if level is None or observation.resized is None:
+        return None
+    again = observation.resized(factor, level)
+    return Problem(again, normalised_update(again), mean_gradient(again)), note
 
 
 def _size_model(regression: KernelRegression) -> SizeModel:
