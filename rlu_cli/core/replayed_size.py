@@ -56,7 +56,7 @@ class RelativeSize:
 
     @property
     def error(self) -> float:
-        """Standard deviation that the logarithm is taken to have, so that 95 % reach a size that may be right."""
+        """Standard deviation taken for the logarithm, so that 95 % reach a size that may be right."""
         known = math.hypot(self.deviation, self.damage)
         return max(known, abs(self.logarithm) / 2) if self.is_right else known
 
