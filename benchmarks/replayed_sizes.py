@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from itertools import product
 
 import numpy as np
-from common import Row, bounds, chosen_seeds, gathered, machine, markdown, seeds_parser
+from common import Row, bounds, chosen_seeds, gathered, machine, markdown, mean_sd, seeds_parser
 from defences import defend, update_of
 from regimes import REGIMES, clients, simulated
 
@@ -27,6 +27,7 @@ from rlu_cli.simulation.defences import Defence
 
 SEVERAL = [regime for regime in REGIMES if not regime.endswith("m = 1")]
 FACTORS = (1.0, 0.6, 0.3)
+_CODES = ("size-doubted", "update-misscaled")
 
 
 def main() -> None:
@@ -65,25 +66,30 @@ def measure(images: ImageSet, regime: str, seed: int) -> Iterator[Row]:
 
 
 def table(rows: list[Row]) -> str:
-    """Regime by regime: errors of the size, who is warned of, and the bounds of those who aren't."""
+    """Regime by regime: errors of the size, who is warned of, how many labels are found, and the bounds."""
     lines = []
     for regime in dict.fromkeys(row["regime"] for row in rows):
         by = {f: [r for r in rows if (r["regime"], r["factor"]) == (regime, f)] for f in FACTORS}
         right = np.abs(np.log([row["size"] for row in by[1.0]]))
-        warned = (sum("update-misscaled" in row["warnings"] for row in by[factor]) for factor in FACTORS)
+        warned = (
+            "/".join(str(sum(code in row["warnings"] for row in by[factor])) for code in _CODES)
+            for factor in FACTORS
+        )
         lines.append(
             (
                 regime,
                 str(len(right)),
                 f"{np.sqrt(np.mean(right**2)):.2f}",
                 f"{right.max():.2f}",
-                ", ".join(map(str, warned)),
+                ", ".join(warned),
+                *(mean_sd(row["iAcc"] for row in by[factor]) for factor in FACTORS),
                 *(bounds(by[factor]) for factor in FACTORS),
             )
         )
     columns = ("model, training", "clients", "error of the logarithm, root mean square", "largest")
-    held = (f"bounds hold, width, at {factor:g}" for factor in FACTORS)
-    return markdown((*columns, "warned of: " + ", ".join(f"{f:g}" for f in FACTORS), *held), lines)
+    told = "doubted/misscaled at " + ", ".join(f"{f:g}" for f in FACTORS)
+    found = (f"{what} at {factor:g}" for what in ("iAcc", "bounds hold, width,") for factor in FACTORS)
+    return markdown((*columns, told, *found), lines)
 
 
 if __name__ == "__main__":
