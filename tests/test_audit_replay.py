@@ -7,12 +7,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from methods_cases import known_round, untrained
 from sklearn.datasets import load_digits
 from torch import nn
 
 from rlu_cli.audit.frozen import frozen_parameters
 from rlu_cli.audit.network import Network
-from rlu_cli.audit.replay import Replay, replay_nodes
+from rlu_cli.audit.replay import Replay, ReplayedUpdates, replay_nodes, with_training
 from rlu_cli.core.residuals import residual_moments, residuals
 from rlu_cli.core.schemes import impulse_response
 from rlu_cli.core.types import LocalTraining
@@ -211,3 +212,26 @@ def test_what_a_client_left_alone_is_told_from_the_models() -> None:
     }
     few["3.bias"] = start["3.bias"]  # of a sparsified update nothing may be left of a small layer
     assert frozen_parameters(start, start, few) == ()
+
+
+def test_another_training_is_that_of_every_replay() -> None:
+    """Of updates, of the way, and of the client as it is read when its update has another size."""
+    base, other = replay(LocalTraining(4, 8, 0.2)), LocalTraining(4, 8, 0.1)
+    plain = known_round(np.ones(10, dtype=int), untrained(10, 16))
+    assert plain.residuals is not None
+    seen = replace(
+        plain, residuals=replace(plain.residuals, replay=base), replayed_update=ReplayedUpdates(base)
+    )
+    resized = replace(seen, resized=lambda factor, deviation: replace(seen, scaled=True, noise_std=deviation))
+    again = with_training(resized, other)
+    assert again.resized is not None
+    for found in (with_training(seen, other), again, again.resized(0.5, 0.08)):
+        assert found.training == other
+        assert found.residuals is not None and found.residuals.replay is not None
+        assert found.residuals.replay.training == other  # type: ignore[attr-defined]
+        assert found.replayed_update is not None
+        change = found.replayed_update(MIX, 0)
+        expected = replace(base, training=other).update(MIX, 0)
+        assert change is not None and expected is not None
+        np.testing.assert_array_equal(change.weight, expected.weight)
+    assert again.resized(0.5, 0.08).noise_std == 0.08

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from rlu_cli.audit.replay import Replay
+from rlu_cli.audit.replay import Replay, ReplayedUpdates, with_training
 from rlu_cli.core.gradients import normalised_update
 from rlu_cli.core.learning_rate import estimate_learning_rate, rate_by_distance, rate_by_samples
 from rlu_cli.core.misfit import motion
@@ -110,7 +110,7 @@ def _by_adams_replays(observation: Observation, replay: Replay) -> LearningRate 
         if found is None:
             break
         training = scaled(observation.training, found.scale)
-        again = replace(replay, training=training).update
-        seen = replace(observation, training=training, residuals=None, replayed_update=again)
+        updates = replace(observation, residuals=None, replayed_update=ReplayedUpdates(replay))
+        seen = with_training(updates, training)
         found = rate_with(recover_labels(seen, method="surrogate").estimate / training.samples)
     return found

@@ -15,6 +15,7 @@ from rlu_cli.audit.memory import bytes_to_keep
 from rlu_cli.audit.network import check_finite
 from rlu_cli.audit.options import RunOptions
 from rlu_cli.audit.reading import Reading
+from rlu_cli.audit.replay import ReplayedUpdates
 from rlu_cli.audit.replayed_clients import ReplayedClients
 from rlu_cli.audit.seen_noise import with_seen_noise
 from rlu_cli.audit.source import Measurement, Source
@@ -23,7 +24,7 @@ from rlu_cli.core.dense_layers import DenseTail
 from rlu_cli.core.methods import AUTO, METHODS, Method, best_method, get_method
 from rlu_cli.core.methods.base import check_optimizer
 from rlu_cli.core.methods.disaggregation import out_of_scope
-from rlu_cli.core.types import Activations, Clipping, FloatArray, Head, Observation
+from rlu_cli.core.types import Activations, Clipping, Observation
 from rlu_cli.core.unit_direction import stands_for_bias
 from rlu_cli.core.update_size import size_is_doubted
 from rlu_cli.core.variates import STATEFUL
@@ -204,12 +205,12 @@ class Observer:
             self._frozen[reading] = self._source.frozen(reading.opened.weights())
         return self._frozen[reading]
 
-    def _replayed_update(self, reading: Reading) -> Callable[[FloatArray, int], Head | None] | None:
+    def _replayed_update(self, reading: Reading) -> ReplayedUpdates | None:
         """What a client's training makes of a class mix, None where it can't be replayed."""
         training = reading.record.training
         effective, frozen = self._source.effective_batch(training.batch_size), self._frozen_in(reading)
         replay = self._source.replay(self._reference, training, effective, frozen=frozen)
-        return None if replay is None else replay.update
+        return None if replay is None else ReplayedUpdates(replay)
 
     def _replayed_clients(self, reading: Reading) -> ReplayedClients | None:
         """What makes up clients from the global model on, None where training can't be replayed."""

@@ -206,14 +206,24 @@ class Replay:
         return np.array_split(deck, steps)
 
 
+@dataclass(frozen=True, eq=False)
+class ReplayedUpdates:
+    """`Observation.replayed_update` by the network itself."""
+
+    replay: Replay
+
+    def __call__(self, z: FloatArray, draw: int) -> Head | None:
+        """ΔW and Δb of a training on mix z; None where it diverges."""
+        return self.replay.update(z, draw)
+
+
 def with_training(observation: Observation, training: LocalTraining) -> Observation:
     """The same measurements of a client that trained otherwise, and its replay under that training."""
     path, update = observation.residuals, observation.replayed_update
     if path is not None and isinstance(path.replay, Replay):
         path = replace(path, replay=replace(path.replay, training=training))
-    replay = getattr(update, "__self__", None)
-    if isinstance(replay, Replay):
-        update = replace(replay, training=training).update
+    if isinstance(update, ReplayedUpdates):
+        update = ReplayedUpdates(replace(update.replay, training=training))
     other = replace(observation, training=training, residuals=path, replayed_update=update)
     resized = observation.resized
     if resized is None:
