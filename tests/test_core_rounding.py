@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlu_cli.core.rounding import round_to_total
+from rlu_cli.core.rounding import round_to_total, whole_bounds
 
 WEIGHTS = st.lists(st.floats(0, 1e6).filter(lambda x: x == 0 or x > 1e-6), min_size=1, max_size=30).filter(
     lambda weights: sum(weights) > 0
@@ -65,3 +65,21 @@ def test_too_many_after_rounding_error_are_taken_back() -> None:
 def test_refuses_what_is_no_distribution(proportions: list[float], total: int) -> None:
     with pytest.raises(ValueError, match="expected"):
         round_to_total(np.array(proportions), total)
+
+
+@given(st.floats(0, 40), st.floats(0, 10), st.floats(0, 10))
+def test_whole_bounds_hold_the_numbers_inside_and_the_count(
+    centre: float, below: float, above: float
+) -> None:
+    count, low, high = round(centre), centre - below, centre + above
+    found = whole_bounds(np.array([low]), np.array([high]), np.array([count]))
+    inside = [n for n in range(-11, 52) if low - 1e-6 <= n <= high + 1e-6]
+    expected = [count, *inside]
+    assert [int(edge) for (edge,) in found] == [min(expected), max(expected)]
+
+
+def test_whole_bounds_of_what_is_known_exactly() -> None:
+    """Rounding errors don't push a bound past the number that it is, and no count falls out of its bounds."""
+    low, high = np.array([5 + 1e-9, 4.1, 2.0, 7.6]), np.array([5 + 1e-9, 4.2, 3 - 1e-9, 9.4])
+    found = whole_bounds(low, high, np.array([5, 4, 2, 7]))
+    np.testing.assert_array_equal(found, [[5, 4, 2, 7], [5, 4, 3, 9]])

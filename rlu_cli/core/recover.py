@@ -26,7 +26,7 @@ from rlu_cli.core.methods.base import Problem, check_optimizer
 from rlu_cli.core.methods.disaggregation import out_of_reach
 from rlu_cli.core.misfit import misfit, motion
 from rlu_cli.core.noise import normalised_noise
-from rlu_cli.core.rounding import round_to_total
+from rlu_cli.core.rounding import round_to_total, whole_bounds
 from rlu_cli.core.schemes import check_training
 from rlu_cli.core.trained import own_confidence
 from rlu_cli.core.types import (
@@ -190,13 +190,16 @@ class _Prepared:
         sized = estimate.any_size or not (observation.scaled or "update-misscaled" in said)
         bounded = sized and "counts-not-whole" not in said
         counts = round_to_total(estimate.proportions, total)
+        low = high = None
+        if bounded and estimate.low is not None and estimate.high is not None:
+            low, high = whole_bounds(estimate.low, estimate.high, counts)
         return Recovery(
             method=self.method.name,
             total=total,
             counts=counts,
             estimate=total * estimate.proportions,
-            low=None if estimate.low is None or not bounded else np.minimum(estimate.low, counts),
-            high=None if estimate.high is None or not bounded else np.maximum(estimate.high, counts),
+            low=low,
+            high=high,
             presence=estimate.presence if bounded else None,
             diagnostics={
                 "residual": None,

@@ -6,6 +6,9 @@ import numpy as np
 
 from rlu_cli.core.types import FloatArray, IntArray
 
+_SLACK = 1e-6
+"""Of a sample: rounding errors of bounds that are whole."""
+
 
 def round_to_total(proportions: FloatArray, total: int) -> IntArray:
     """Largest-remainder rounding: the integers nearest to total·z that sum to total.
@@ -37,3 +40,19 @@ def round_to_total(proportions: FloatArray, total: int) -> IntArray:
         remainder = np.round(exact - counts, 9)
         counts[np.argsort(-remainder, kind="stable")[:missing]] += 1
     return counts
+
+
+def whole_bounds(low: FloatArray, high: FloatArray, counts: IntArray) -> tuple[FloatArray, FloatArray]:
+    """The whole numbers between real bounds, and the counts themselves.
+
+        ⌈low⌉ and ⌊high⌋, or the count where that is beyond them
+
+    A count is a whole number, so as many lie between these as between the real bounds; rounding them to the
+    nearest would add half a sample to either side.
+
+    Parameters
+    ----------
+    low, high : bounds of the counts, shape (N,)
+    counts : as they were rounded, shape (N,)
+    """
+    return np.minimum(np.ceil(low - _SLACK), counts), np.maximum(np.floor(high + _SLACK), counts)

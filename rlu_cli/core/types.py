@@ -314,7 +314,7 @@ class Estimate:
     """A method's answer before rounding.
 
     proportions : z, shape (N,), on the simplex
-    low, high : 95 % bounds of the counts, shape (N,), where the method has an error model
+    low, high : 95 % bounds of the counts, real or whole, shape (N,), where the method has an error model
     presence : probability that there is any sample of the class, shape (N,), likewise
     any_size : whether bounds and presence allow for an update that was scaled by an unknown factor
     batch_variance : `rlu_cli.core.schemes.batch_variance` of the batch as it was found, where it was

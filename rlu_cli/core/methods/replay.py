@@ -180,14 +180,11 @@ def solve(problem: Problem) -> Estimate:
     z = prediction.proportions
     if linear:
         found["residual"] = problem.residual(z)
-    low, high = (problem.total * edge for edge in (prediction.low, prediction.high))
-    low = np.minimum(np.rint(low), np.floor(problem.total * z))
-    high = np.maximum(np.rint(high), np.ceil(problem.total * z))
     return Estimate(
         z,
         found,
-        low=low,
-        high=high,
+        low=problem.total * prediction.low,
+        high=problem.total * prediction.high,
         presence=prediction.presence,
         any_size=observation.clipping is not None,
     )
