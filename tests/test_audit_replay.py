@@ -219,13 +219,13 @@ def test_another_training_is_that_of_every_replay() -> None:
     base, other = replay(LocalTraining(4, 8, 0.2)), LocalTraining(4, 8, 0.1)
     plain = known_round(np.ones(10, dtype=int), untrained(10, 16))
     assert plain.residuals is not None
-    seen = replace(
-        plain, residuals=replace(plain.residuals, replay=base), replayed_update=ReplayedUpdates(base)
-    )
-    resized = replace(seen, resized=lambda factor, deviation: replace(seen, scaled=True, noise_std=deviation))
-    again = with_training(resized, other)
-    assert again.resized is not None
-    for found in (with_training(seen, other), again, again.resized(0.5, 0.08)):
+    path = replace(plain.residuals, replay=base)
+    seen = replace(plain, residuals=path, replayed_update=ReplayedUpdates(base))
+    smaller = replace(seen, scaled=True, noise_std=0.08)
+    rescaled = replace(seen, rescaled=lambda factor, deviation: smaller)
+    again = with_training(rescaled, other)
+    assert again.rescaled is not None
+    for found in (with_training(seen, other), again, again.rescaled(0.5, 0.08)):
         assert found.training == other
         assert found.residuals is not None and found.residuals.replay is not None
         assert found.residuals.replay.training == other  # type: ignore[attr-defined]
@@ -234,4 +234,4 @@ def test_another_training_is_that_of_every_replay() -> None:
         expected = replace(base, training=other).update(MIX, 0)
         assert change is not None and expected is not None
         np.testing.assert_array_equal(change.weight, expected.weight)
-    assert again.resized(0.5, 0.08).noise_std == 0.08
+    assert again.rescaled(0.5, 0.08).noise_std == 0.08

@@ -27,6 +27,8 @@ from defended_rounds import defended, norm
 from rlu_cli.audit.auditor import Auditor
 from rlu_cli.audit.options import RunOptions, TrainingOptions
 from rlu_cli.core.metrics import score_counts
+from rlu_cli.files.checkpoint import read_checkpoint
+from rlu_cli.files.safetensors_io import save_safetensors
 from rlu_cli.simulation.defences import Defence
 
 ROUND = SAMPLES / "trained_m1"
@@ -326,6 +328,37 @@ def test_clipping_that_nobody_says_costs_several_steps_little(
     again = call("recover", *flags, "--method", "auto", "--cache", tmp_path / "fits").document
     kept = call("recover", *flags, "--method", "auto", "--cache", tmp_path / "fits").document
     assert again["classes"] == kept["classes"] == found["classes"]
+
+
+def test_sizes_that_are_doubted_vaguely_have_bounds_that_reach_them(tmp_path: Path) -> None:
+    """Beyond the vaguest level nothing was made of the doubt, nor said: six of ten bounds held."""
+    name = "trained_m10"
+    flags = defended(tmp_path, Defence(clip=0.45 * norm(name)), name=name)
+    found = call("recover", *flags, "--samples", 2000)
+    assert found.codes == ["size-doubted"]
+    assert within_bounds(found.document, truth(name)) >= 9
+    assert found.document["diagnostics"]["misfit"] < 2
+
+
+@pytest.mark.parametrize("name", ["untrained_m10", "trained_m10"])
+@pytest.mark.parametrize("share", [1e-5, 1e-2])
+def test_an_output_layer_alone_of_another_size(tmp_path: Path, name: str, share: float) -> None:
+    """The whole model was enlarged by its factor: the other layers burst, and the recovery with them."""
+    before, after = (
+        read_checkpoint(SAMPLES / name / f"{part}.safetensors") for part in ("global", "client_0")
+    )
+    sent = {
+        key: value + (share if key.startswith("fc3") else 1.0) * (after.tensors[key] - value)
+        for key, value in before.tensors.items()
+    }
+    local = tmp_path / "client_0.safetensors"
+    save_safetensors(local, sent, after.metadata)
+    flags = ["--global", SAMPLES / name / "global.safetensors", "--local", local, "--aux", AUX, *QUICK]
+    found = call("recover", *flags, "--samples", 2000)
+    assert "update-misscaled" in found.codes
+    assert "there are no bounds" in found.err
+    assert all(row["low"] is None for row in found.document["classes"])
+    assert sum(found.document["counts"]) == 320
 
 
 def share_right(document: dict[str, Any], name: str) -> float:

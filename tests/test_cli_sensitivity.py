@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from cli_tools import QUICK, call, sample
+from defended_rounds import defended, norm
 
 from rlu_cli.audit import measurements
+from rlu_cli.simulation.defences import Defence
 
 
 @pytest.mark.parametrize(("method", "compared"), [("rlu", 6), ("gls", 1)])
@@ -50,3 +54,17 @@ def test_it_is_in_the_table_and_no_model_is_measured_again(monkeypatch: pytest.M
     assert f"labels moved if off: lr ×0.90 {found[0]['moved']:.0%}, lr ×1.10" in shown
     assert "steps ×2.00" in shown
     assert len(measured) == 1
+
+
+def test_after_several_steps_a_wrong_value_is_not_put_right(tmp_path: Path) -> None:
+    """A rate 10 % too low was noticed and corrected, one too high wasn't, and the report was one-sided."""
+    name = "untrained_m10"
+    right, clipped = (
+        call("recover", *flags, "--method", "replay", "--samples", 500, "--sensitivity").document
+        for flags in ([*sample(name), *QUICK], defended(tmp_path, Defence(clip=0.3 * norm(name)), name=name))
+    )
+    rates = [entry["moved"] for entry in right["sensitivity"] if entry["value"] == "lr"]
+    assert len(rates) == 2 and all(0.02 < moved < 0.07 for moved in rates)
+    assert "update_divided_by" not in right["diagnostics"]
+    assert clipped["diagnostics"]["update_divided_by"] == pytest.approx(0.3, rel=0.1)
+    assert all(entry["moved"] < 0.01 for entry in clipped["sensitivity"])

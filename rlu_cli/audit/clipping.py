@@ -13,6 +13,7 @@ from rlu_cli.core.coarse import coarsening
 from rlu_cli.core.learning_rate import estimate_learning_rate
 from rlu_cli.core.misfit import motion
 from rlu_cli.core.rate_likelihood import LearningRate, stands_still
+from rlu_cli.core.scale_levels import scale_level
 from rlu_cli.core.types import Activations, Clipping, ModelStatistics, Note, Observation
 from rlu_cli.errors import MismatchError
 from rlu_cli.files.checkpoint import Checkpoint
@@ -31,9 +32,8 @@ _SHARP, _KNOWN = 1.05, 4.0
 """Upper over lower end of the factor's interval: up to which bounds of the counts need not know of it, and up
 to which counts are better with it than without."""
 
-_LEVELS = (0.035, 0.08, 0.16)
-"""Standard deviations of the factor's logarithm that estimates are taken to have, so that clients share what
-is simulated. Beyond, made-up clients tell as much of it."""
+_VAGUE = 0.16
+"""Standard deviation of the factor's logarithm beyond which made-up clients tell as much of it."""
 
 
 @dataclass(frozen=True)
@@ -198,14 +198,11 @@ class Clipped:
         What one step tells of it `regression` sees by itself.
         """
         found, clipping = self.found, Clipping(self.clip, sent.record.noise_std)
-        level = None
-        if found is not None and sent.record.training.steps > 1:
-            level = next((at for at in _LEVELS if found.deviation <= at), None)
-        if found is None or level is None:
+        if found is None or sent.record.training.steps == 1 or found.deviation > _VAGUE:
             alike = "by an unknown factor, and so are those of the clients that the counts are learnt from"
             note = Note("clip-simulated", f"{self._said} {alike}")
             return replace(sent, scaled=True, clipping=clipping).noting(note)
-        clipping = replace(clipping, deviation=level)
+        clipping = replace(clipping, deviation=scale_level(found.deviation))
         note = Note("clip-estimated", f"{self._estimated}, and is read as if it hadn't been")
         return replace(sent.enlarged(found.scale, self.head_name), scaled=True, clipping=clipping).noting(
             note

@@ -37,11 +37,11 @@ client: seconds of a small processor's time."""
 _SHARED_REPLAY_COST = 4e11
 """The same for `replay`, which makes twenty of that size for all clients of a global model: two minutes."""
 
-_NOISES = 4
-"""To how many parts of a factor of two noise is told apart that was divided by an estimate."""
-
 _OWN_REPLAY_COST = 5e10
 """The same where it makes twenty for each client alone: half a minute."""
+
+_NOISES = 2
+"""Sizes of noise within a factor of two that replays get for updates that are read at another size."""
 
 
 class Observer:
@@ -145,7 +145,7 @@ class Observer:
             replayed_clients=self._replayed_clients(reading)
             if any(method.needs_replayed_clients for method in methods)
             else None,
-            resized=partial(self._resized, reading, methods)
+            rescaled=partial(self._rescaled, reading)
             if any(method.needs_replayed_clients for method in methods)
             else None,
             dense=self._dense(reading)
@@ -162,15 +162,13 @@ class Observer:
         )
         return observation, model, end
 
-    def _resized(
-        self, reading: Reading, methods: Sequence[Method], factor: float, deviation: float
-    ) -> Observation:
+    def _rescaled(self, reading: Reading, factor: float, deviation: float) -> Observation:
         """See `Observation`: so that clients share what is replayed, their noise has few sizes."""
         whole = reading.enlarged(factor, self._head_name())
         noise_std = whole.record.noise_std
-        alike = 2.0 ** (round(_NOISES * math.log2(noise_std)) / _NOISES) if noise_std else 0.0
+        alike = 2.0 ** (math.ceil(_NOISES * math.log2(noise_std)) / _NOISES) if noise_std else 0.0
         clipping = Clipping(None, alike, deviation)
-        return self.observe(replace(whole, scaled=True, clipping=clipping), methods)[0]
+        return self.observe(replace(whole, scaled=True, clipping=clipping), [METHODS["replay"]])[0]
 
     def _of_any_size(self, sent: Reading) -> Reading | None:
         training = sent.record.training

@@ -225,10 +225,10 @@ def with_training(observation: Observation, training: LocalTraining) -> Observat
     if isinstance(update, ReplayedUpdates):
         update = ReplayedUpdates(replace(update.replay, training=training))
     other = replace(observation, training=training, residuals=path, replayed_update=update)
-    resized = observation.resized
-    if resized is None:
+    rescaled = observation.rescaled
+    if rescaled is None:
         return other
-    return replace(other, resized=lambda *size: with_training(resized(*size), training))
+    return replace(other, rescaled=lambda *factor: with_training(rescaled(*factor), training))
 
 
 def replay_nodes(training: LocalTraining) -> tuple[list[int], list[float]]:

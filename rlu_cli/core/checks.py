@@ -225,7 +225,7 @@ def check_size(found: LearningRate | None, *, read: bool = False) -> list[Note]:
 
     Parameters
     ----------
-    read : whether it is read as if it had that
+    read : whether it is read as if it had been divided by that
     """
     if found is None:
         return []

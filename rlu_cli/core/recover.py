@@ -120,13 +120,14 @@ class _Prepared:
         observation, problem = self.problem.observation, self.problem
         path = problem.path
         match = embedding_match(self.update, path.solution.z, problem.u, path.confidence, path.embedding_mean)
+        divided = estimate.divided_by or 1.0
         unexplained = misfit(
-            self.update,
+            self.update.divided(divided),
             observation.training,
             observation.start,
             observation.end,
             path.position,
-            self.noise,
+            self.noise / divided,
             scaled=observation.scaled,
             variance=estimate.batch_variance,
             shared=observation.shared,

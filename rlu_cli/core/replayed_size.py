@@ -55,10 +55,15 @@ class RelativeSize:
         return not self._within(_DOUBTED, _COARSE_DOUBTED)
 
     @property
+    def factor(self) -> float:
+        """The likeliest: of as many repeats as there may be, half are taken to tell."""
+        return math.exp(self.logarithm + self.repeats / 2)
+
+    @property
     def error(self) -> float:
-        """Standard deviation taken for the logarithm, so that 95 % reach a size that may be right."""
-        known = math.hypot(self.deviation, self.damage)
-        return max(known, abs(self.logarithm) / 2) if self.is_right else known
+        """Standard deviation taken for the factor's logarithm: 95 % reach a size that may be right."""
+        known = math.hypot(self.deviation, self.damage, self.repeats / 4)
+        return max(known, abs(math.log(self.factor)) / 2) if self.is_right else known
 
     def _within(self, deviations: float, damages: float) -> bool:
         room = deviations * max(self.deviation, _LEAST) + damages * self.damage
@@ -138,9 +143,8 @@ def size_notes(found: RelativeSize, *, read: bool) -> tuple[Note, ...]:
     """
     if not found.is_doubted or (found.is_right and not read):
         return ()
-    half = 1.96 * found.deviation + _COARSE * found.damage
-    rooms = (0.0, -half, half + found.repeats)
-    factor, *edges = (math.exp(found.logarithm + room) for room in rooms)
+    half = 2 * found.error
+    factor, *edges = (found.factor * math.exp(room) for room in (0.0, -half, half))
     code, verb = ("size-doubted", "may be") if found.is_right else ("update-misscaled", "is")
     return (
         Note(

@@ -258,14 +258,14 @@ class Observation:
         training on such a mix, None where it diverges; for the methods that ask for it
     replayed_clients : replays training on class mixes and looks at the models too; likewise
     frozen : names of the parameters that replays leave alone, as the client's training did
-    resized : from a factor and the standard deviation of its logarithm to what there would be to look at if
+    rescaled : from a factor and the standard deviation of its logarithm to what there would be to look at if
         the update had been divided by it, with clients that were likewise by factors that miss as far; for
         `replay`, None where that can't be had
     dense : the dense layers before the head and their update; likewise, None where there are none or it isn't
         exact
     shared : whether a batch's samples share statistics (BatchNorm in training)
     fits : keeps what methods fit to the global model for the next run, if anything does
-    scaled : whether the update was scaled down by an unknown factor; then bounds are those of methods alone
+    scaled : whether the update was scaled by an unknown factor; then bounds are those of methods alone
         that know of it (`Estimate.any_size`)
     clipping : how, for methods that have clipped clients made up; None where that is not known
     notes : what was found out about the update before any method saw it
@@ -284,7 +284,7 @@ class Observation:
     noise_told: bool = True
     replayed_update: Callable[[FloatArray, int], Head | None] | None = None
     replayed_clients: ReplayClients | None = None
-    resized: Callable[[float, float], Observation] | None = None
+    rescaled: Callable[[float, float], Observation] | None = None
     frozen: tuple[str, ...] = ()
     dense: DenseTail | None = None
     shared: bool = False
@@ -319,6 +319,7 @@ class Estimate:
     any_size : whether bounds and presence allow for an update that was scaled by an unknown factor
     batch_variance : `rlu_cli.core.schemes.batch_variance` of the batch as it was found, where it was
     settled : the update's size over what training made it, where least squares answered for it at that size
+    divided_by : the factor by which it was divided, where that was done for a method that answers
     """
 
     proportions: FloatArray
@@ -330,6 +331,7 @@ class Estimate:
     any_size: bool = False
     batch_variance: float | None = None
     settled: float | None = None
+    divided_by: float | None = None
 
 
 @dataclass(frozen=True)

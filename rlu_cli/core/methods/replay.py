@@ -30,6 +30,7 @@ from rlu_cli.core.noise import centred, normalised_noise
 from rlu_cli.core.replayed_size import RelativeSize, SizeModel, repeats, size_notes
 from rlu_cli.core.residuals import ResidualMoments, ResidualPath
 from rlu_cli.core.rounding import round_to_total
+from rlu_cli.core.scale_levels import scale_level
 from rlu_cli.core.schemes import pace, path_position
 from rlu_cli.core.synthetic_clients import draw_mixes, mixes_near
 from rlu_cli.core.types import (
@@ -88,10 +89,6 @@ _MOST_CLASSES, _FEWEST_AUXILIARY = 100, 10
 _STRANGE = 2.0
 """How much stranger than all replayed clients one may be."""
 
-_SIZE_LEVELS = (0.0125, 0.035, 0.08, 0.16, 0.32)
-"""Standard deviations of the logarithm of a wrong size that estimates are taken to have, so that clients
-share what is replayed."""
-
 _UNLIKE = "the update is unlike that of any replayed client (noise, other data or training values?)"
 
 
@@ -117,6 +114,10 @@ def solve(problem: Problem) -> Estimate:
     them is smooth, f follows it, and where it is not, the replays say how wrong it is. The errors on replays
     left out give the bounds and the presence; a class that is likelier absent than there gets no samples.
     Where these errors are small, four to eight more replays near the answer sharpen it.
+
+    Where the update is of another size than theirs that point alike, or than an early model's likelihood has
+    it, it is read again as if it had been divided by the factor (`Observation.rescaled`), by replays whose
+    own estimates miss as far.
 
     Nothing is asked of the optimiser but that it can be run, so this is the method for Adam too, whose
     update isn't linear in the gradients. There the guesses mean little, and `gls` can't answer in its place.
@@ -158,11 +159,9 @@ def solve(problem: Problem) -> Estimate:
         found["replay_size"] = math.exp(size.logarithm)
         again = repeats(observation.training.seen, int(path.start.counts.sum()))
         size = replace(size, damage=coarsening(observation).error, repeats=again)
-        resized = _resized(observation, size, regression(features).proportions)
-        if resized is not None:
-            estimate, note = solve(resized[0]), resized[1]
-            told = {**estimate.diagnostics, **found}
-            return replace(estimate, diagnostics=told, warnings=(*estimate.warnings, note))
+        answer = _rescaled(observation, size, regression(features).proportions)
+        if answer is not None:
+            return answer
         doubts = size_notes(size, read=False)
     if strange and linear:
         note = Note("replay-strange-update", f"{_UNLIKE}: the counts are those of gls")
@@ -190,32 +189,53 @@ def solve(problem: Problem) -> Estimate:
     )
 
 
-def _resized(observation: Observation, size: RelativeSize, z: FloatArray) -> tuple[Problem, Note] | None:
-    """The same of the update as it was before it got another size, and what there is to say of it.
+def _rescaled(observation: Observation, size: RelativeSize, z: FloatArray) -> Estimate | None:
+    """The answer for the update as it was before it got another size.
 
-    None where it is as large as it should be, or where that can't be told nearly enough. The likelihood of
-    early models' updates knows it best.
+    None where it is as large as it should be, and where replays aren't like it at that size either: the
+    likelihood of early models' updates and the replays tell the size of the head's update, and other layers
+    may have been scaled otherwise.
 
     Parameters
     ----------
     z : the proportions as far as they are known
     """
-    coarse = coarsening(observation).any
+    if observation.rescaled is None:
+        return None
+    found = _other_size(observation, size, z)
+    if found is None:
+        return None
+    factor, deviation, note = found
+    try:
+        divided = observation.rescaled(factor, scale_level(deviation))
+        divided = replace(divided, progress=observation.progress)
+        answer = solve(Problem(divided, normalised_update(divided), mean_gradient(divided)))
+    except MismatchError:  # numbers beyond any size
+        return None
+    if not answer.any_size:
+        return None
+    told = {"replay_size": math.exp(size.logarithm), "update_divided_by": factor}
+    return replace(
+        answer,
+        diagnostics={**answer.diagnostics, **told},
+        warnings=(*answer.warnings, note),
+        divided_by=factor,
+    )
+
+
+def _other_size(
+    observation: Observation, size: RelativeSize, z: FloatArray
+) -> tuple[float, float, Note] | None:
+    """The factor of an update of another size, its logarithm's standard deviation, and what is to be said."""
     moved = motion(observation.start, observation.end) or 0.0
-    likeliest = None if coarse else size_error(observation, z, moved)
-    if likeliest is not None:
-        factor, deviation = likeliest.scale, likeliest.deviation
+    likeliest = None if coarsening(observation).any else size_error(observation, z, moved)
+    if likeliest is not None and not (size.is_doubted and size.error < likeliest.deviation):
         (note,) = check_size(likeliest, read=True)
-    elif size.is_doubted:
-        factor, deviation = math.exp(size.logarithm), size.error
+        return likeliest.scale, likeliest.deviation, note
+    if size.is_doubted:
         (note,) = size_notes(size, read=True)
-    else:
-        return None
-    level = next((at for at in _SIZE_LEVELS if deviation <= at), None)
-    if level is None or observation.resized is None:
-        return None
-    again = observation.resized(factor, level)
-    return Problem(again, normalised_update(again), mean_gradient(again)), note
+        return size.factor, size.error, note
+    return None
 
 
 def _size_model(regression: KernelRegression) -> SizeModel:
