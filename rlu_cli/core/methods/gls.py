@@ -169,7 +169,9 @@ def solve(problem: Problem) -> Estimate:
     if training.steps <= BOUNDED_STEPS and swing <= SWING_LIMIT and spread_known:
         draws = total * solutions_of_like_updates(found, seed=problem.observation.seed)
         edge = (1 - _LEVEL) / 2
-        low, high = np.rint(np.quantile(draws, [edge, 1 - edge], axis=0))
+        low, high = np.quantile(draws, [edge, 1 - edge], axis=0)
+        if training.steps > 1:  # half a sample to either side, for what two models don't say of the way
+            low, high = np.rint(low), np.rint(high)
         presence = np.mean(draws >= 0.5, axis=0)
     return Estimate(
         solution.z,
