@@ -106,6 +106,7 @@ def within_bounds(document: Mapping[str, Any], counts: list[int]) -> int:
     """How many of the true counts lie within the bounds of a `recover` document, which must be in order."""
     inside = 0
     for row, count in zip(document["classes"], counts, strict=True):
+        assert isinstance(row["low"], int) and isinstance(row["high"], int)
         assert 0 <= row["low"] <= row["count"] <= row["high"] <= document["total"]
         assert 0.0 <= row["presence"] <= 1.0
         inside += row["low"] <= count <= row["high"]

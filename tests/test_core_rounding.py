@@ -83,3 +83,9 @@ def test_whole_bounds_of_what_is_known_exactly() -> None:
     low, high = np.array([5 + 1e-9, 4.1, 2.0, 7.6]), np.array([5 + 1e-9, 4.2, 3 - 1e-9, 9.4])
     found = whole_bounds(low, high, np.array([5, 4, 2, 7]))
     np.testing.assert_array_equal(found, [[5, 4, 2, 7], [5, 4, 3, 9]])
+
+
+def test_whole_bounds_are_integers_and_zero_has_no_sign() -> None:
+    low, high = whole_bounds(np.zeros(1), np.full(1, 0.5), np.zeros(1, dtype=np.int64))
+    assert (low.dtype, high.dtype) == (np.int64, np.int64)
+    assert str(low[0].item()) == "0"

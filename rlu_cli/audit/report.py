@@ -7,8 +7,6 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
 from rlu_cli import __version__
 from rlu_cli.audit.auditor import Auditor
 from rlu_cli.audit.client_round import ClientRound
@@ -152,8 +150,8 @@ def warning_list(notes: Sequence[Note]) -> list[dict[str, str]]:
 
 
 def _classes(names: Sequence[str], recovery: Recovery) -> list[dict[str, Any]]:
-    def bound(values: FloatArray | None, n: int) -> float | None:
-        return None if values is None else float(np.asarray(values)[n])
+    def at(values: FloatArray | IntArray | None, n: int) -> float | None:
+        return None if values is None else values[n].item()
 
     return [
         {
@@ -161,9 +159,9 @@ def _classes(names: Sequence[str], recovery: Recovery) -> list[dict[str, Any]]:
             "name": name,
             "count": int(recovery.counts[n]),
             "estimate": float(recovery.estimate[n]),
-            "low": bound(recovery.low, n),
-            "high": bound(recovery.high, n),
-            "presence": bound(recovery.presence, n),
+            "low": at(recovery.low, n),
+            "high": at(recovery.high, n),
+            "presence": at(recovery.presence, n),
         }
         for n, name in enumerate(names)
     ]

@@ -42,7 +42,7 @@ def round_to_total(proportions: FloatArray, total: int) -> IntArray:
     return counts
 
 
-def whole_bounds(low: FloatArray, high: FloatArray, counts: IntArray) -> tuple[FloatArray, FloatArray]:
+def whole_bounds(low: FloatArray, high: FloatArray, counts: IntArray) -> tuple[IntArray, IntArray]:
     """The whole numbers between real bounds, and the counts themselves.
 
         ⌈low⌉ and ⌊high⌋, or the count where that is beyond them
@@ -55,4 +55,5 @@ def whole_bounds(low: FloatArray, high: FloatArray, counts: IntArray) -> tuple[F
     low, high : bounds of the counts, shape (N,)
     counts : as they were rounded, shape (N,)
     """
-    return np.minimum(np.ceil(low - _SLACK), counts), np.maximum(np.floor(high + _SLACK), counts)
+    above, below = np.ceil(low - _SLACK).astype(np.int64), np.floor(high + _SLACK).astype(np.int64)
+    return np.minimum(above, counts), np.maximum(below, counts)

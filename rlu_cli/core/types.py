@@ -346,8 +346,8 @@ class Recovery:
     total: int
     counts: IntArray
     estimate: FloatArray
-    low: FloatArray | None
-    high: FloatArray | None
+    low: IntArray | None
+    high: IntArray | None
     presence: FloatArray | None
     diagnostics: dict[str, Any]
     warnings: tuple[Note, ...]
