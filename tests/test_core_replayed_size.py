@@ -15,8 +15,9 @@ from scipy.stats import norm
 
 from rlu_cli.core.client_views import WEIGHT_FEATURES, ClientView, Replays, class_features
 from rlu_cli.core.kernel_regression import squared_distances
-from rlu_cli.core.replayed_size import RelativeSize, SizeModel, repeats, size_notes
+from rlu_cli.core.replayed_size import RelativeSize, SizeModel, repeats, signal_size, size_notes
 from rlu_cli.core.types import FloatArray, Head
+from rlu_cli.core.update_shape import update_shape
 
 N, R, F = 4, 60, 13
 
@@ -203,3 +204,19 @@ def test_clients_that_are_all_alike_are_no_obstacle() -> None:
     found = SizeModel(same)(one.features[0], float(one.shapes[0, 0]))
     assert found.is_right
     assert not SizeModel(same)(one.features[0], float(one.shapes[0, 0]) - 1).is_right
+
+
+def test_noise_is_no_part_of_a_size() -> None:
+    """A third of an update under noise as large as itself seemed to be more than half of it."""
+    rng = np.random.default_rng(4)
+    whole = rng.normal(size=(10, 84))
+    whole -= whole.mean(axis=0)
+    size, error = signal_size(whole)
+    assert size == pytest.approx(update_shape(whole)[0]) and error < 1e-12
+    for factor, noise in ((1.0, 1.0), (0.3, 0.3), (1e-200, 1e-200), (1e200, 1e200)):
+        found = [signal_size(factor * whole + noise * rng.normal(size=whole.shape)) for _ in range(200)]
+        logarithms, errors = np.transpose(found)
+        assert np.mean(logarithms) == pytest.approx(math.log(factor) + size, abs=0.03)
+        assert np.std(logarithms) < 1.5 * np.mean(errors) < 0.2
+    assert signal_size(1e-9 * whole + rng.normal(size=whole.shape))[0] < math.log(0.6)
+    assert math.isfinite(signal_size(np.zeros((3, 4)))[0])

@@ -72,7 +72,7 @@ class Replays:
 
     proportions : z, shape (R, N)
     features : of what each did, shape (R, …)
-    shapes : `update_shape` of each one's update, shape (R, 2)
+    shapes : `update_shape` of each one's update, of SGD's with the size of `signal_size`, shape (R, 2)
     """
 
     proportions: FloatArray

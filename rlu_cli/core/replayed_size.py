@@ -34,7 +34,7 @@ class RelativeSize:
     """The size of an update over that of replayed ones that point as it does.
 
     logarithm : of the factor
-    deviation : standard deviation of the logarithm among replayed clients that point as near
+    deviation : standard deviation of the logarithm among replayed clients that point as near, and of noise
     damage : `Coarsening.error`, of which replayed clients have none
     repeats : logarithm of how much more of replayed updates may be chance, as their samples come again
     """
@@ -117,13 +117,35 @@ class SizeModel:
         Parameters
         ----------
         features : shape (N, F)
-        size : logarithm of the root mean square of ∇W, as `update_shape` has it
+        size : logarithm of the root mean square of ∇W, as `signal_size` has it
         """
         place = (_directions(features[None]) - self._mean) / self._scale
         near = np.exp(-squared_distances(place, self._known) / self._reach)[0]
         unknown = max(self._ridge, 1.0 + self._ridge - float(near @ self._inverse @ near))
         deviation = math.sqrt(self._variance * unknown)
         return RelativeSize(size - self._offset - float(near @ self._weights), deviation)
+
+
+def signal_size(weight: FloatArray) -> tuple[float, float]:
+    """How large a weight update is beside the noise on it, and how far noise makes that miss.
+
+        ½ log(mean ΔW² − σ̂²),     σ̂² = mean_l (Σ_j ΔW[j, l])² / N
+
+    and the standard deviation of the estimate, σ̂² √(2/L) over twice what is left: what samples do to a column
+    sums to 0 over the classes, so its sum is noise of N numbers. Less than the error isn't told from nothing.
+
+    Parameters
+    ----------
+    weight : ∇W, shape (N, L), without drift
+    """
+    N, L = weight.shape
+    tiny = np.finfo(np.float64).tiny
+    largest = max(float(np.abs(weight).max()), float(tiny))  # so that no square overflows or vanishes
+    scaled = weight / largest
+    noise = float(np.mean(np.square(scaled.sum(axis=0)))) / N
+    error = noise * math.sqrt(2 / L)
+    left = max(float(np.mean(np.square(scaled))) - noise, error, float(tiny))
+    return math.log(largest) + 0.5 * math.log(left), 0.5 * error / left
 
 
 def repeats(samples: int, auxiliary: int) -> float:

@@ -27,7 +27,7 @@ from rlu_cli.core.methods.base import Capabilities, Method, Problem, check_diver
 from rlu_cli.core.methods.gls import ResidualModel, fit, solve_instead
 from rlu_cli.core.misfit import motion
 from rlu_cli.core.noise import centred, normalised_noise
-from rlu_cli.core.replayed_size import RelativeSize, SizeModel, repeats, size_notes
+from rlu_cli.core.replayed_size import RelativeSize, SizeModel, repeats, signal_size, size_notes
 from rlu_cli.core.residuals import ResidualMoments, ResidualPath
 from rlu_cli.core.rounding import round_to_total
 from rlu_cli.core.scale_levels import scale_level
@@ -155,10 +155,15 @@ def solve(problem: Problem) -> Estimate:
     strange = not strangeness <= _STRANGE
     doubts = () if linear else _doubts(observation, view, regression, strange)
     if linear and not observation.scaled:
-        size = _size_model(regression)(features, update_shape(view.gradient.weight)[0])
+        own, error = signal_size(view.gradient.weight)
+        size = _size_model(regression)(features, own)
         found["replay_size"] = math.exp(size.logarithm)
-        again = repeats(observation.training.seen, int(path.start.counts.sum()))
-        size = replace(size, damage=coarsening(observation).error, repeats=again)
+        size = replace(
+            size,
+            deviation=math.hypot(size.deviation, error),
+            damage=coarsening(observation).error,
+            repeats=repeats(observation.training.seen, int(path.start.counts.sum())),
+        )
         answer = _rescaled(observation, size, regression(features).proportions)
         if answer is not None:
             return answer
@@ -387,8 +392,14 @@ def _replayed(
     return Replays(
         np.stack([client.proportions for _, client in kept]),
         np.stack([_features(seen, view) for seen, view in views]),
-        np.stack([update_shape(view.gradient.weight) for _, view in views]),
+        np.stack([_shape(view.gradient.weight, training) for _, view in views]),
     )
+
+
+def _shape(weight: FloatArray, training: LocalTraining) -> FloatArray:
+    """`update_shape`, of SGD's updates with the size that is left without noise."""
+    size, evenness = update_shape(weight)
+    return np.array([signal_size(weight)[0] if training.optimizer == "sgd" else size, evenness])
 
 
 def _view(
