@@ -219,4 +219,9 @@ def test_noise_is_no_part_of_a_size() -> None:
         assert np.mean(logarithms) == pytest.approx(math.log(factor) + size, abs=0.03)
         assert np.std(logarithms) < 1.5 * np.mean(errors) < 0.2
     assert signal_size(1e-9 * whole + rng.normal(size=whole.shape))[0] < math.log(0.6)
+    hidden = signal_size(1e-9 * whole + rng.normal(size=whole.shape))
+    assert hidden[1] == math.inf or hidden[1] > 0.1
+    flat = np.tile(rng.normal(size=84), (10, 1))  # noise and nothing else, as far as the columns tell
+    assert signal_size(flat)[1] == math.inf
+    assert not RelativeSize(-9.0, math.inf).is_doubted
     assert math.isfinite(signal_size(np.zeros((3, 4)))[0])

@@ -166,7 +166,7 @@ class Observer:
         """See `Observation`: so that clients share what is replayed, their noise has few sizes."""
         whole = reading.enlarged(factor, self._head_name())
         noise_std = whole.record.noise_std
-        alike = 2.0 ** (math.ceil(_NOISES * math.log2(noise_std)) / _NOISES) if noise_std else 0.0
+        alike = 2.0 ** (round(_NOISES * math.log2(noise_std)) / _NOISES) if noise_std else 0.0
         clipping = Clipping(None, alike, deviation)
         return self.observe(replace(whole, scaled=True, clipping=clipping), [METHODS["replay"]])[0]
 

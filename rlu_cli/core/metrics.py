@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 import numpy as np
 
 from rlu_cli.core.rounding import round_to_total
-from rlu_cli.core.types import IntArray, Recovery
+from rlu_cli.core.types import FloatArray, IntArray, Recovery
 
 _MEAN_DEVIATION = float(np.sqrt(2 / np.pi)) / (2 * 1.959964)
 """E|x − μ| of a normal variable, as a share of the width of its middle 95 %."""
@@ -78,7 +78,7 @@ def uniform_counts(num_classes: int, total: int) -> IntArray:
     return round_to_total(np.full(num_classes, 1.0 / num_classes), total)
 
 
-def expected_i_acc(low: IntArray, high: IntArray, total: int) -> float:
+def expected_i_acc(widths: FloatArray, total: int) -> float:
     """The share of labels that the 95 % bounds lead one to expect to be right.
 
         E[iAcc] = 1 − E ½‖N̂ − N‖₁ / total  ≈  1 − ½ Σ_n (high_n − low_n) √(2/π) / (2·1.96) / total
@@ -88,7 +88,7 @@ def expected_i_acc(low: IntArray, high: IntArray, total: int) -> float:
 
     Parameters
     ----------
-    low, high : bounds of the counts, shape (N,)
+    widths : high − low of real-valued bounds, shape (N,): those between whole numbers are a sample less
     total : samples seen
     """
-    return max(0.0, 1.0 - 0.5 * _MEAN_DEVIATION * float(np.sum(high - low)) / total)
+    return max(0.0, 1.0 - 0.5 * _MEAN_DEVIATION * float(np.sum(widths)) / total)

@@ -120,9 +120,11 @@ class _Prepared:
         observation, problem = self.problem.observation, self.problem
         path = problem.path
         match = embedding_match(self.update, path.solution.z, problem.u, path.confidence, path.embedding_mean)
-        divided = estimate.divided_by or 1.0
+        update, divided = self.update, estimate.divided_by or 1.0
+        if divided != 1.0:  # before what the scheme adds is taken off
+            update = without_drift(replace(observation, update=observation.update.divided(divided)))
         unexplained = misfit(
-            self.update.divided(divided),
+            update,
             observation.training,
             observation.start,
             observation.end,
@@ -139,8 +141,8 @@ class _Prepared:
             size = size_error(observation, estimate.proportions, moved or 0.0)
             off = off_whole(observation)
         elif estimate.settled is not None:  # single samples told the size, and least squares the counts
-            update = observation.update.divided(estimate.settled)
-            off = off_whole(replace(observation, update=update, scaled=False), exact=True)
+            settled = observation.update.divided(estimate.settled)
+            off = off_whole(replace(observation, update=settled, scaled=False), exact=True)
         return self._recovery(
             estimate,
             diagnostics={
@@ -191,9 +193,10 @@ class _Prepared:
         sized = estimate.any_size or not (observation.scaled or "update-misscaled" in said)
         bounded = sized and "counts-not-whole" not in said
         counts = round_to_total(estimate.proportions, total)
-        low = high = None
+        low = high = widths = None
         if bounded and estimate.low is not None and estimate.high is not None:
             low, high = whole_bounds(estimate.low, estimate.high, counts)
+            widths = np.asarray(estimate.high - estimate.low, dtype=np.float64)
         return Recovery(
             method=self.method.name,
             total=total,
@@ -210,6 +213,7 @@ class _Prepared:
                 **estimate.diagnostics,
             },
             warnings=(*found, *(note for note in estimate.warnings if note.code not in codes)),
+            widths=widths,
         )
 
     def _clipped_unawares(self, estimate: Estimate) -> tuple[Note, ...]:

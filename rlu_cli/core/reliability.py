@@ -6,6 +6,8 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import numpy as np
+
 from rlu_cli.core.checks import moved_far
 from rlu_cli.core.metrics import expected_i_acc
 from rlu_cli.core.trained import shows_training
@@ -91,7 +93,9 @@ def reliability(recovery: Recovery, codes: Collection[str]) -> Reliability:
     if recovery.low is None or recovery.high is None:
         expected, grade = None, len(doubts)
     else:
-        expected = expected_i_acc(recovery.low, recovery.high, recovery.total)
+        whole = (recovery.high - recovery.low).astype(np.float64)
+        widths = whole if recovery.widths is None else recovery.widths
+        expected = expected_i_acc(widths, recovery.total)
         wide = (expected < _GOOD) + (expected < _FAIR)
         doubts = doubts if trained and far and not _learnt_from_replays(recovery, codes) else []
         grade = min(wide + bool(doubts), 2)

@@ -132,7 +132,8 @@ def signal_size(weight: FloatArray) -> tuple[float, float]:
         ½ log(mean ΔW² − σ̂²),     σ̂² = mean_l (Σ_j ΔW[j, l])² / N
 
     and the standard deviation of the estimate, σ̂² √(2/L) over twice what is left: what samples do to a column
-    sums to 0 over the classes, so its sum is noise of N numbers. Less than the error isn't told from nothing.
+    sums to 0 over the classes, so its sum is noise of N numbers. Less than the error isn't told from nothing,
+    and may miss by any factor.
 
     Parameters
     ----------
@@ -144,7 +145,9 @@ def signal_size(weight: FloatArray) -> tuple[float, float]:
     scaled = weight / largest
     noise = float(np.mean(np.square(scaled.sum(axis=0)))) / N
     error = noise * math.sqrt(2 / L)
-    left = max(float(np.mean(np.square(scaled))) - noise, error, float(tiny))
+    left = float(np.mean(np.square(scaled))) - noise
+    if left <= error:
+        return math.log(largest) + 0.5 * math.log(max(error, float(tiny))), math.inf if noise else 0.0
     return math.log(largest) + 0.5 * math.log(left), 0.5 * error / left
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-SCALE_LEVELS = (0.0125, 0.035, 0.08, 0.16, 0.32, 0.64)
+SCALE_LEVELS = (0.0125, 0.035, 0.08, 0.16, 0.32, 0.64, 1.28)
 """Standard deviations of the logarithm of an estimated factor that replays' own estimates are given."""
 
 

@@ -340,6 +340,7 @@ class Recovery:
 
     counts : shape (N,), integers that sum to ``total``
     estimate : shape (N,), the real-valued solution, total·z
+    widths : shape (N,), high − low as they were before they were made whole
     """
 
     method: str
@@ -351,3 +352,4 @@ class Recovery:
     presence: FloatArray | None
     diagnostics: dict[str, Any]
     warnings: tuple[Note, ...]
+    widths: FloatArray | None = None

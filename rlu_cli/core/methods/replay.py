@@ -156,6 +156,8 @@ def solve(problem: Problem) -> Estimate:
     doubts = () if linear else _doubts(observation, view, regression, strange)
     if linear and not observation.scaled:
         own, error = signal_size(view.gradient.weight)
+        if coarsening(observation).sparsified:  # columns of which parts are missing sum to anything
+            own, error = float(update_shape(view.gradient.weight)[0]), 0.0
         size = _size_model(regression)(features, own)
         found["replay_size"] = math.exp(size.logarithm)
         size = replace(
@@ -197,7 +199,8 @@ def solve(problem: Problem) -> Estimate:
 def _rescaled(observation: Observation, size: RelativeSize, z: FloatArray) -> Estimate | None:
     """The answer for the update as it was before it got another size.
 
-    None where it is as large as it should be, and where replays aren't like it at that size either: the
+    None where it is as large as it should be, where the scheme adds gradients that were scaled with the
+    samples' and hide the factor, and where replays aren't like it at that size either: the
     likelihood of early models' updates and the replays tell the size of the head's update, and other layers
     may have been scaled otherwise.
 
@@ -205,7 +208,7 @@ def _rescaled(observation: Observation, size: RelativeSize, z: FloatArray) -> Es
     ----------
     z : the proportions as far as they are known
     """
-    if observation.rescaled is None:
+    if observation.rescaled is None or observation.constant_gradient is not None:
         return None
     found = _other_size(observation, size, z)
     if found is None:
