@@ -127,9 +127,9 @@ def test_reliability_follows_from_bounds_and_is_shown() -> None:
     outcome = call("recover", *sample("trained_m10"), *QUICK, "-v")
     document, trust = outcome.document, outcome.document["reliability"]
     width = sum(row["high"] - row["low"] for row in document["classes"])
-    shown = 1 - 0.10177 * width / document["total"]
+    told = 1 - 0.10177 * width / document["total"]
     inside = 0.10177 * 2 * len(document["classes"]) / document["total"]  # whole numbers lie inside the bounds
-    assert shown - inside < trust["expected_iAcc"] <= shown + 1e-4
+    assert told - inside < trust["expected_iAcc"] <= told + 1e-4
     assert trust["grade"] == "fair"
     assert trust["reasons"] == ["bounds-wide"]
     shown = " ".join(outcome.err.split())

@@ -196,7 +196,8 @@ class _Prepared:
         low = high = widths = None
         if bounded and estimate.low is not None and estimate.high is not None:
             low, high = whole_bounds(estimate.low, estimate.high, counts)
-            widths = np.asarray(estimate.high - estimate.low, dtype=np.float64)
+            sure = np.rint(estimate.low) == np.rint(estimate.high)  # both say the same whole number
+            widths = np.where(sure, 0.0, estimate.high - estimate.low)
         return Recovery(
             method=self.method.name,
             total=total,

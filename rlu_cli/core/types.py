@@ -340,7 +340,7 @@ class Recovery:
 
     counts : shape (N,), integers that sum to ``total``
     estimate : shape (N,), the real-valued solution, total·z
-    widths : shape (N,), high − low as they were before they were made whole
+    widths : shape (N,), high − low as they were before they were made whole, 0 where both are nearest to one
     """
 
     method: str
