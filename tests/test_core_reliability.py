@@ -20,11 +20,12 @@ TOTAL = 1000
 def recovery(*, width: float | None = 0.0, own: float = 0.2, motion: float | None = None) -> Recovery:
     """Four classes, each with bounds so many samples apart; chance is an own confidence of 0.25."""
     estimate = np.full(4, TOTAL / 4)
-    half = None if width is None else np.full(4, width / 2)
+    widths = None if width is None else np.full(4, width)
+    half = None if widths is None else widths / 2
     diagnostics: dict[str, Any] = {"own_confidence": own, "motion": motion}
     low, high = (None, None) if half is None else (estimate - half, estimate + half)
     counts = estimate.astype(np.int64)
-    return Recovery("gls", TOTAL, counts, estimate, low, high, None, diagnostics, ())
+    return Recovery("gls", TOTAL, counts, estimate, low, high, None, diagnostics, (), widths)
 
 
 def test_expected_i_acc_is_the_mean_over_normal_errors() -> None:

@@ -204,9 +204,8 @@ class Clipped:
             return replace(sent, scaled=True, clipping=clipping).noting(note)
         clipping = replace(clipping, deviation=scale_level(found.deviation))
         note = Note("clip-estimated", f"{self._estimated}, and is read as if it hadn't been")
-        return replace(sent.enlarged(found.scale, self.head_name), scaled=True, clipping=clipping).noting(
-            note
-        )
+        whole = sent.enlarged(found.scale, self.head_name)
+        return replace(whole, scaled=True, clipping=clipping).noting(note)
 
     @property
     def _said(self) -> str:

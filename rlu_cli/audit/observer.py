@@ -24,6 +24,7 @@ from rlu_cli.core.dense_layers import DenseTail
 from rlu_cli.core.methods import AUTO, METHODS, Method, best_method, get_method
 from rlu_cli.core.methods.base import check_optimizer
 from rlu_cli.core.methods.disaggregation import out_of_scope
+from rlu_cli.core.noise import alike
 from rlu_cli.core.types import Activations, Clipping, Observation
 from rlu_cli.core.unit_direction import stands_for_bias
 from rlu_cli.core.update_size import size_is_doubted
@@ -39,9 +40,6 @@ _SHARED_REPLAY_COST = 4e11
 
 _OWN_REPLAY_COST = 5e10
 """The same where it makes twenty for each client alone: half a minute."""
-
-_NOISES = 2
-"""Sizes of noise within a factor of two that replays get for updates that are read at another size."""
 
 
 class Observer:
@@ -163,11 +161,9 @@ class Observer:
         return observation, model, end
 
     def _rescaled(self, reading: Reading, factor: float, deviation: float) -> Observation:
-        """See `Observation`: so that clients share what is replayed, their noise has few sizes."""
+        """See `Observation`."""
         whole = reading.enlarged(factor, self._head_name())
-        noise_std = whole.record.noise_std
-        alike = 2.0 ** (round(_NOISES * math.log2(noise_std)) / _NOISES) if noise_std else 0.0
-        clipping = Clipping(None, alike, deviation)
+        clipping = Clipping(None, alike(whole.record.noise_std), deviation)
         return self.observe(replace(whole, scaled=True, clipping=clipping), [METHODS["replay"]])[0]
 
     def _of_any_size(self, sent: Reading) -> Reading | None:

@@ -63,7 +63,12 @@ def unexplained_noise(observation: Observation, *, least_scale: float | None = N
     found = column_noise(observation, rate_known=least_scale is None)
     if training.samples * found < _COUNTED * (least_scale or 1.0) * pace(training):
         return 0.0
-    return float(2.0 ** (np.round(2 * np.log2(found)) / 2))
+    return alike(found)
+
+
+def alike(noise_std: float) -> float:
+    """The nearest power of √2, so that clients of like noise share what is made up with it; 0 for 0."""
+    return float(2.0 ** (np.round(2 * np.log2(noise_std)) / 2)) if noise_std else 0.0
 
 
 def centred(values: FloatArray) -> FloatArray:

@@ -212,6 +212,7 @@ class _Prepared:
                 "own_confidence": own_confidence(observation.start),
                 **diagnostics,
                 **estimate.diagnostics,
+                **({} if estimate.divided_by is None else {"update_divided_by": estimate.divided_by}),
             },
             warnings=(*found, *(note for note in estimate.warnings if note.code not in codes)),
             widths=widths,

@@ -6,8 +6,6 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import numpy as np
-
 from rlu_cli.core.checks import moved_far
 from rlu_cli.core.metrics import expected_i_acc
 from rlu_cli.core.trained import shows_training
@@ -90,12 +88,10 @@ def reliability(recovery: Recovery, codes: Collection[str]) -> Reliability:
     trained = shows_training(recovery.diagnostics["own_confidence"], len(recovery.counts))
     far = moved_far(recovery.diagnostics["motion"])
     doubts = [name for name, holds in (("model-trained", trained), ("moved-far", far)) if holds]
-    if recovery.low is None or recovery.high is None:
+    if recovery.widths is None:
         expected, grade = None, len(doubts)
     else:
-        whole = (recovery.high - recovery.low).astype(np.float64)
-        widths = whole if recovery.widths is None else recovery.widths
-        expected = expected_i_acc(widths, recovery.total)
+        expected = expected_i_acc(recovery.widths, recovery.total)
         wide = (expected < _GOOD) + (expected < _FAIR)
         doubts = doubts if trained and far and not _learnt_from_replays(recovery, codes) else []
         grade = min(wide + bool(doubts), 2)

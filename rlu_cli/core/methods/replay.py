@@ -154,19 +154,11 @@ def solve(problem: Problem) -> Estimate:
     found: dict[str, float] = {"replay_error": regression.error, "replay_strangeness": strangeness}
     strange = not strangeness <= _STRANGE
     doubts = () if linear else _doubts(observation, view, regression, strange)
+    prediction = regression(features)
     if linear and not observation.scaled:
-        own, error = signal_size(view.gradient.weight)
-        if coarsening(observation).sparsified:  # columns of which parts are missing sum to anything
-            own, error = float(update_shape(view.gradient.weight)[0]), 0.0
-        size = _size_model(regression)(features, own)
+        size = _relative_size(observation, view, _size_model(regression), features)
         found["replay_size"] = math.exp(size.logarithm)
-        size = replace(
-            size,
-            deviation=math.hypot(size.deviation, error),
-            damage=coarsening(observation).error,
-            repeats=repeats(observation.training.seen, int(path.start.counts.sum())),
-        )
-        answer = _rescaled(observation, size, regression(features).proportions)
+        answer = _rescaled(observation, size, prediction.proportions)
         if answer is not None:
             return answer
         doubts = size_notes(size, read=False)
@@ -175,14 +167,13 @@ def solve(problem: Problem) -> Estimate:
         return solve_instead(problem, note, *doubts, **found)
     if doubts:
         found["replays"] = regression.clients
-        return Estimate(regression(features).proportions, found, doubts)
+        return Estimate(prediction.proportions, found, doubts)
     number = _nearby(observation)
     if regression.error < _SURE and number:
-        near = _near(observation, regression(features).proportions, number)
-        regression = regression.with_more(near)
+        regression = regression.with_more(_near(observation, prediction.proportions, number))
+        prediction = regression(features)
         found["replay_error"] = regression.error
     found["replays"] = regression.clients
-    prediction = regression(features)
     z = prediction.proportions
     if linear:
         found["residual"] = problem.residual(z)
@@ -193,6 +184,23 @@ def solve(problem: Problem) -> Estimate:
         high=problem.total * prediction.high,
         presence=prediction.presence,
         any_size=observation.clipping is not None,
+    )
+
+
+def _relative_size(
+    observation: Observation, view: ClientView, model: SizeModel, features: FloatArray
+) -> RelativeSize:
+    """The client's size beside replays that point alike, with all by which it may miss."""
+    weight, coarse = view.gradient.weight, coarsening(observation)
+    own, error = signal_size(weight)
+    if coarse.sparsified:  # columns of which parts are missing sum to anything
+        own, error = float(update_shape(weight)[0]), 0.0
+    size = model(features, own)
+    return replace(
+        size,
+        deviation=math.hypot(size.deviation, error),
+        damage=coarse.error,
+        repeats=repeats(observation.training.seen, int(view.start.residuals.counts.sum())),
     )
 
 
@@ -222,10 +230,9 @@ def _rescaled(observation: Observation, size: RelativeSize, z: FloatArray) -> Es
         return None
     if not answer.any_size:
         return None
-    told = {"replay_size": math.exp(size.logarithm), "update_divided_by": factor}
     return replace(
         answer,
-        diagnostics={**answer.diagnostics, **told},
+        diagnostics={**answer.diagnostics, "replay_size": math.exp(size.logarithm)},
         warnings=(*answer.warnings, note),
         divided_by=factor,
     )
