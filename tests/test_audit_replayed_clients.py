@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,8 +20,9 @@ from rlu_cli.audit.replay import Replay
 from rlu_cli.audit.replayed_clients import ReplayedClients, _batches, _looked_at
 from rlu_cli.core.client_views import ReplayedClient, ReplayPlan
 from rlu_cli.core.progress import ignore
-from rlu_cli.core.types import Clipping, LocalTraining
+from rlu_cli.core.types import Clipping, Compression, LocalTraining, Treatment
 from rlu_cli.models import LeNet5
+from rlu_cli.simulation.defences import Defence
 
 FIVE = LocalTraining(5, 8, 0.05)
 EPOCHS = LocalTraining(8, 8, 0.05, total=60, distinct=30)
@@ -96,9 +99,11 @@ def test_it_trains_as_torch_does_from_the_global_model(base: Replay) -> None:
         np.testing.assert_allclose(client.end.logits[n], after[of_class].mean(axis=0), atol=1e-4)
 
 
-def sent(base: Replay, clipping: Clipping | None, draw: int = 0) -> tuple[torch.Tensor, float]:
+def sent(
+    base: Replay, clipping: Clipping | None, draw: int = 0, **treatment: Any
+) -> tuple[torch.Tensor, float]:
     """A replayed client's whole update as it is read, and the noise that is known to lie on it."""
-    clients = ReplayedClients(base, clipping=clipping)
+    clients = ReplayedClients(base, Treatment(clipping=clipping, **treatment))
     plan = ReplayPlan(COUNTS, FIVE, draw)
     rng = np.random.default_rng((base.seed, 2, draw))
     share, _ = clients._share(plan.counts, rng)
@@ -117,6 +122,30 @@ def test_replays_are_clipped_as_the_client_was(base: Replay) -> None:
     torch.testing.assert_close(clipped, 0.3 * whole, atol=1e-7, rtol=1e-3)
     free, _ = sent(base, Clipping(2 * float(whole.norm())))
     torch.testing.assert_close(free, whole, atol=1e-7, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("how", "as_sent"),
+    [
+        (Compression(0.1), Defence(top_k=0.1)),
+        (Compression(levels=8), Defence(quantize=3)),
+        (Compression(0.3, levels=4), Defence(top_k=0.3, quantize=2)),
+    ],
+)
+def test_replays_lose_what_the_client_s_update_lost(base: Replay, how: Compression, as_sent: Defence) -> None:
+    whole, _ = sent(base, None)
+    found, noise = sent(base, None, compression=how)
+    expected = as_sent.apply(whole, torch.Generator())
+    torch.testing.assert_close(found, expected, atol=1e-7, rtol=1e-3)
+    step = float(whole.max() - whole.min()) / (how.levels - 1) if how.levels else 0.0
+    assert noise == pytest.approx(step / math.sqrt(12) if how.share == 1 else 0.0, rel=1e-4)
+    halved, _ = sent(base, Clipping(0.5 * float(whole.norm())), compression=how)
+    torch.testing.assert_close(halved, expected / 2, atol=1e-6, rtol=1e-2)
+
+
+def test_noise_that_is_known_stays_what_is_known_of_it(base: Replay) -> None:
+    _, noise = sent(base, None, noise_std=0.01, compression=Compression(levels=4))
+    assert noise == 0.01
 
 
 def test_noise_comes_after_clipping_and_grows_with_what_is_divided_by(base: Replay) -> None:
@@ -232,7 +261,7 @@ def test_as_many_at_once_as_fit_into_memory(base: Replay, monkeypatch: pytest.Mo
 
 def test_known_noise_is_added(base: Replay) -> None:
     plans = [ReplayPlan(COUNTS, FIVE, draw) for draw in range(4)]
-    plain, noisy = made(ReplayedClients(base), *plans), made(ReplayedClients(base, 0.01), *plans)
+    plain, noisy = made(ReplayedClients(base), *plans), made(ReplayedClients(base, Treatment(0.01)), *plans)
     added = [n.change.weight - p.change.weight for n, p in zip(noisy, plain, strict=True)]
     assert np.std(added) == pytest.approx(0.01, rel=0.1)
     assert not np.array_equal(added[0], added[1])

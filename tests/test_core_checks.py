@@ -6,14 +6,17 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 from core_cases import random_head, scripted_observation
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlu_cli.core.checks import check_heads, check_moved, check_range, check_sign, check_update
+from rlu_cli.core.coarse import coarsening_of
 from rlu_cli.core.recover import head_update, recover_labels
 from rlu_cli.core.types import Head, HeadUpdate, LocalTraining
 from rlu_cli.errors import MismatchError
+from rlu_cli.simulation.defences import Defence
 
 RNG = np.random.default_rng(0)
 GLOBAL = random_head(RNG, 4, 3)
@@ -120,6 +123,25 @@ def test_rounding_of_a_coarser_type_counts_where_it_is_more() -> None:
     diagnostics, notes = check_update(u, update, head, rounding=0.1)
     assert [note.code for note in notes] == ["update-near-precision"]
     assert diagnostics["update_rounding"] == pytest.approx(0.1 / np.hypot(0.3, 0.3))
+
+
+def test_what_compression_lost_of_the_bias_is_no_imbalance() -> None:
+    """By how much a sum may be off: numbers left out by the least that was sent, others by half a step"""
+    rng = np.random.default_rng(0)
+    whole = rng.standard_t(3, size=(10, 85))
+    whole -= whole.mean(axis=0)
+    for defence in (Defence(top_k=0.3), Defence(quantize=3), Defence(top_k=0.5, quantize=3)):
+        flat = defence.apply(torch.from_numpy(whole.ravel().copy()), torch.Generator()).numpy()
+        sent = flat.reshape(whole.shape)
+        update = HeadUpdate(sent[:, :-1], sent[:, -1])
+        assert update.bias is not None
+        lost = coarsening_of(update, resolution=1e-12).most_lost(update.bias)
+        assert 0 < abs(update.bias.sum()) <= lost
+        u, head = update.bias / 10, Head(np.zeros((10, 84)), np.zeros(10))
+        codes = [note.code for note in check_update(u, update, head)[1]]
+        assert "update-unbalanced" in codes
+        told = [note.code for note in check_update(u, update, head, lost=lost / 10)[1]]
+        assert "update-unbalanced" not in told
 
 
 @settings(max_examples=50)

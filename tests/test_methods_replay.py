@@ -16,6 +16,7 @@ from rlu_cli.core.progress import Progress
 from rlu_cli.core.recover import recover_labels
 from rlu_cli.core.residuals import ResidualPath
 from rlu_cli.core.types import (
+    UNTREATED,
     FloatArray,
     Head,
     HeadUpdate,
@@ -24,6 +25,7 @@ from rlu_cli.core.types import (
     LogitMoments,
     ModelStatistics,
     Observation,
+    Treatment,
 )
 from rlu_cli.errors import MismatchError
 
@@ -42,6 +44,7 @@ class Scripted:
     plans: list[ReplayPlan] = field(default_factory=list)
     start: ModelStatistics | None = None
     own: str | None = None
+    treatment: Treatment = UNTREATED
 
     def __call__(self, plans: list[ReplayPlan], progress: Progress) -> list[ReplayedClient | None]:
         self.plans += plans

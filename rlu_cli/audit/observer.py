@@ -9,6 +9,7 @@ from functools import cached_property, partial
 from weakref import WeakKeyDictionary
 
 from rlu_cli.audit.clipping import Clipped, clip_factor, told_clipping
+from rlu_cli.audit.compression import compression
 from rlu_cli.audit.doubted_size import of_any_size
 from rlu_cli.audit.measurements import Measurements
 from rlu_cli.audit.memory import bytes_to_keep
@@ -20,12 +21,13 @@ from rlu_cli.audit.replayed_clients import ReplayedClients
 from rlu_cli.audit.seen_noise import with_seen_noise
 from rlu_cli.audit.source import Measurement, Source
 from rlu_cli.core.checks import check_range
+from rlu_cli.core.coarse import coarsening
 from rlu_cli.core.dense_layers import DenseTail
 from rlu_cli.core.methods import AUTO, METHODS, Method, best_method, get_method
 from rlu_cli.core.methods.base import check_optimizer
 from rlu_cli.core.methods.disaggregation import out_of_scope
 from rlu_cli.core.noise import alike
-from rlu_cli.core.types import Activations, Clipping, Observation
+from rlu_cli.core.types import Activations, Clipping, Observation, Treatment
 from rlu_cli.core.unit_direction import stands_for_bias
 from rlu_cli.core.update_size import size_is_doubted
 from rlu_cli.core.variates import STATEFUL
@@ -66,7 +68,8 @@ class Observer:
         self._reference, self._named, self._head_name = reference, named, head_name
         self._tails: WeakKeyDictionary[Reading, DenseTail | None] = WeakKeyDictionary()
         self._frozen: WeakKeyDictionary[Reading, tuple[str, ...]] = WeakKeyDictionary()
-        self._makers: dict[tuple[int | None, float | Clipping, tuple[str, ...]], ReplayedClients] = {}
+        self._treatments: WeakKeyDictionary[Reading, Treatment] = WeakKeyDictionary()
+        self._makers: dict[tuple[int | None, Treatment, tuple[str, ...]], ReplayedClients] = {}
 
     def readings(self, sent: Reading, names: Sequence[str]) -> list[tuple[Method, Reading]]:
         """Each method, and the update as it is to read it: the same for all, unless it was clipped."""
@@ -199,6 +202,20 @@ class Observer:
             self._frozen[reading] = self._source.frozen(reading.opened.weights())
         return self._frozen[reading]
 
+    def _treatment(self, reading: Reading) -> Treatment:
+        """What was done to the update. Noise only seen in a quantised one is what quantisation adds."""
+        if reading not in self._treatments:
+            observation = reading.observation(self._measured.start(reading.record.training.batch_size))
+            coarse, how = coarsening(observation), None
+            if coarse.any:
+                how = compression(reading.opened.weights(), self._named(self._reference), coarse)
+            noise_std, clipping = observation.noise_std, observation.clipping
+            if how is not None and how.levels and not observation.noise_told:
+                noise_std = 0.0
+                clipping = None if clipping is None else replace(clipping, noise_std=0.0)
+            self._treatments[reading] = Treatment(0.0 if clipping else noise_std, clipping, how)
+        return self._treatments[reading]
+
     def _replayed_update(self, reading: Reading) -> ReplayedUpdates | None:
         """What a client's training makes of a class mix, None where it can't be replayed."""
         training = reading.record.training
@@ -208,12 +225,13 @@ class Observer:
 
     def _replayed_clients(self, reading: Reading) -> ReplayedClients | None:
         """What makes up clients from the global model on, None where training can't be replayed."""
-        training, noise_std = reading.record.training, reading.record.noise_std
+        training = reading.record.training
         if math.isinf(self._source.replay_cost(training)):  # though another client's could be
             return None
         effective = self._source.effective_batch(training.batch_size)
         frozen = self._frozen_in(reading)
-        key = (effective, noise_std if reading.clipping is None else reading.clipping, frozen)
+        treatment = self._treatment(reading)
+        key = (effective, treatment, frozen)
         alone = training.scheme in STATEFUL
         if not alone and key in self._makers:
             return self._makers[key]
@@ -221,7 +239,7 @@ class Observer:
         base = self._source.replay(self._reference, training, effective, constant=constant, frozen=frozen)
         if base is None:
             return None
-        made = ReplayedClients(base, noise_std, reading.clipping)
+        made = ReplayedClients(base, treatment)
         if not alone:
             self._makers[key] = made
         return made
@@ -236,7 +254,8 @@ class Observer:
         record = reading.record
         training = record.training
         single = training.steps == 1 and training.optimizer == "sgd"
-        inexact = record.noise_std > 0 or reading.opened.rounding > 0
+        coarse = coarsening(reading.observation(self._measured.start(training.batch_size)))
+        inexact = record.noise_std > 0 or reading.opened.rounding > 0 or coarse.any
         if not single or inexact or not self._measured.has_samples:
             return None
         constants = None

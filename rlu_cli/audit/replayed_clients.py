@@ -14,12 +14,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rlu_cli.audit.compression import compressed
 from rlu_cli.audit.replay import Replay
 from rlu_cli.core.client_views import ModelMeans, ReplayedClient, ReplayPlan
 from rlu_cli.core.parallel import for_each
 from rlu_cli.core.progress import Progress
 from rlu_cli.core.residuals import residual_moments, residuals
-from rlu_cli.core.types import Clipping, FloatArray, IntArray, LocalTraining
+from rlu_cli.core.types import UNTREATED, FloatArray, IntArray, LocalTraining, Treatment
 from rlu_cli.files.hashing import sha256_tensors
 from rlu_cli.models import activation_bytes, load_weights, multiply_adds
 from rlu_cli.simulation.client import epoch_indices, step_indices
@@ -40,14 +41,12 @@ class ReplayedClients:
     """`ReplayClients` by the network itself.
 
     base : any replay from the same global model; its training and its end don't matter
-    noise_std : of Gaussian noise to be added to each parameter's update
-    clipping : what is done to each update instead: it is clipped, gets the noise, and is divided by a factor
-        whose logarithm misses that of its own by so much, where the real one's was estimated
+    treatment : of each update: it is clipped, gets the noise, is compressed, and is divided by a factor whose
+        logarithm misses that of its own by so much, where the real one's was estimated
     """
 
     base: Replay
-    noise_std: float = 0.0
-    clipping: Clipping | None = None
+    treatment: Treatment = UNTREATED
 
     def __call__(self, plans: list[ReplayPlan], progress: Progress) -> list[ReplayedClient | None]:
         """One client a plan, each by random numbers of its own: the same on any number of threads."""
@@ -174,30 +173,44 @@ class ReplayedClients:
 
     def _sent(self, state: dict[str, Tensor], draw: int) -> tuple[dict[str, Tensor], float]:
         """The model as it is read once it was sent, and the noise on each number of its update."""
-        clipping = self.clipping
+        clipping = self.treatment.clipping
         if clipping is None:
-            return (self._noisy(state, self.noise_std, draw) if self.noise_std else state), self.noise_std
+            return self._compressed(*self._noisy(state, self.treatment.noise_std, draw))
         most, share = math.inf, 1.0
         if clipping.norm is not None:
             length = self.base.travelled(state)
             most, share = 1.0, min(1.0, clipping.norm / length) if length > 0 else 1.0
-        sent = self._scaled(state, share)
-        if clipping.noise_std:
-            sent = self._noisy(sent, clipping.noise_std, draw)
+        noisy = self._noisy(self._scaled(state, share), clipping.noise_std, draw)
+        sent, noise_std = self._compressed(*noisy)
         if clipping.deviation is None:
-            return sent, clipping.noise_std
+            return sent, noise_std
         error = clipping.deviation * np.random.default_rng((self.base.seed, 3, draw)).standard_normal()
         estimated = min(most, share * math.exp(error))
-        return self._scaled(sent, 1 / estimated), clipping.noise_std / estimated
+        return self._scaled(sent, 1 / estimated), noise_std / estimated
 
-    def _noisy(self, state: Mapping[str, Tensor], noise_std: float, draw: int) -> dict[str, Tensor]:
+    def _noisy(
+        self, state: dict[str, Tensor], noise_std: float, draw: int
+    ) -> tuple[dict[str, Tensor], float]:
+        if not noise_std:
+            return state, 0.0
         drawn = torch.Generator().manual_seed(draw)
-        return {
+        noisy = {
             name: value + noise_std * torch.randn(value.shape, generator=drawn).to(value)
             if name in self._trained
             else value
             for name, value in state.items()
         }
+        return noisy, noise_std
+
+    def _compressed(self, state: dict[str, Tensor], noise_std: float) -> tuple[dict[str, Tensor], float]:
+        """What quantisation adds counts as noise where there is no other, as it does where it is seen."""
+        how = self.treatment.compression
+        if how is None:
+            return state, noise_std
+        start = {name: self.base.start[name].to(state[name]) for name in self._trained}
+        change, step = compressed({name: state[name] - before for name, before in start.items()}, how)
+        seen = step / math.sqrt(12) if how.share == 1 else 0.0  # of sparsified ones none is
+        return {**state, **{name: start[name] + change[name] for name in start}}, noise_std or seen
 
     def _scaled(self, state: Mapping[str, Tensor], share: float) -> dict[str, Tensor]:
         """The model that moved so much of the way."""

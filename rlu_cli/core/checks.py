@@ -122,7 +122,13 @@ def check_range(observation: Observation) -> None:
 
 
 def check_update(
-    u: FloatArray, update: HeadUpdate, head: Head, *, rounding: float = 0.0, noise: float = 0.0
+    u: FloatArray,
+    update: HeadUpdate,
+    head: Head,
+    *,
+    rounding: float = 0.0,
+    noise: float = 0.0,
+    lost: float = 0.0,
 ) -> tuple[dict[str, float], list[Note]]:
     """Diagnostics of u = (Δb + h)/(ηΣρ), shape (N,), with a warning for each that is out of bounds.
 
@@ -131,7 +137,8 @@ def check_update(
     - the update is larger than the rounding of the two checkpoints: float32's, or ``rounding``, the norm of
       the error of a coarser type, where that is more.
 
-    Known noise of standard deviation ``noise`` on each u_j may pass these bounds by four of its own.
+    Known noise of standard deviation ``noise`` on each u_j may pass these bounds by four of its own, and
+    Σ_j u_j is 0 but for what sparsification and quantisation ``lost`` of it at most.
 
     They catch a wrong learning rate or step count, a wrong layer, optimiser or scheme, and pairs from
     different rounds.
@@ -148,7 +155,7 @@ def check_update(
         )
     norm = float(np.abs(u).sum())
     balance = float(abs(u.sum()) / norm) if norm > 0 else 0.0
-    if abs(u.sum()) > _BALANCE_SLACK * norm + _NOISE_SLACK * noise * np.sqrt(len(u)):
+    if abs(u.sum()) > _BALANCE_SLACK * norm + _NOISE_SLACK * noise * np.sqrt(len(u)) + lost:
         notes.append(
             Note(
                 "update-unbalanced",

@@ -11,7 +11,7 @@ from rlu_cli.core.fits import Arrays, checked
 from rlu_cli.core.progress import Progress
 from rlu_cli.core.residuals import ResidualMoments
 from rlu_cli.core.simplex import simplex_least_squares
-from rlu_cli.core.types import FloatArray, Head, IntArray, LocalTraining
+from rlu_cli.core.types import FloatArray, Head, IntArray, LocalTraining, Treatment
 
 _LEAST = 1e-6
 """Confidences below are not told apart by their logarithms."""
@@ -115,6 +115,10 @@ class ReplayClients(Protocol):
     """Replays training on class mixes; None in place of those that diverge."""
 
     def __call__(self, plans: list[ReplayPlan], progress: Progress) -> list[ReplayedClient | None]: ...
+
+    @property
+    def treatment(self) -> Treatment:
+        """What is done to their updates, as it was to the real one."""
 
     @property
     def own(self) -> str | None:

@@ -55,6 +55,11 @@ class Coarsening:
     def quantised(self) -> bool:
         return self.values is not None
 
+    def most_lost(self, values: FloatArray) -> float:
+        """By how much the sum of such numbers of the update may be off."""
+        sent = int(np.count_nonzero(values))
+        return (len(values) - sent) * self.least + sent * self.step / 2
+
     def of(self, update: HeadUpdate) -> HeadUpdate:
         """What it would have left of another one."""
         bias = None if update.bias is None else self._left(update.bias)

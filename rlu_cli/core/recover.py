@@ -27,7 +27,7 @@ from rlu_cli.core.methods.disaggregation import out_of_reach
 from rlu_cli.core.misfit import misfit, motion
 from rlu_cli.core.noise import normalised_noise
 from rlu_cli.core.rounding import round_to_total, whole_bounds
-from rlu_cli.core.schemes import check_training
+from rlu_cli.core.schemes import check_training, pace
 from rlu_cli.core.trained import own_confidence
 from rlu_cli.core.types import (
     Estimate,
@@ -253,8 +253,10 @@ def _prepared(observation: Observation, method: str) -> _Prepared:
     update = without_drift(observation)
     u = normalised_update(observation, update)
     noise = normalised_noise(observation) if observation.noise_told else 0.0
+    bias = observation.update.bias
+    lost = 0.0 if bias is None else coarsening(observation).most_lost(bias) / pace(observation.training)
     diagnostics, notes = check_update(
-        u, observation.update, observation.head, rounding=observation.rounding, noise=noise
+        u, observation.update, observation.head, rounding=observation.rounding, noise=noise, lost=lost
     )
     problem = Problem(observation, u, mean_gradient(observation, update))
     return _Prepared(chosen, problem, update, noise, {**diagnostics}, notes)

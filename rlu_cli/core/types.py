@@ -238,6 +238,37 @@ class Clipping:
 
 
 @dataclass(frozen=True)
+class Compression:
+    """What an update lost before it was sent: by sparsification, then by uniform quantisation.
+
+    share : of all numbers that training may move, those that moved most, which alone were sent
+    by_tensor : whether they are each tensor's largest, or the whole update's
+    levels : to which the numbers sent were rounded, from the smallest to the largest; 0 for none
+    """
+
+    share: float = 1.0
+    by_tensor: bool = False
+    levels: int = 0
+
+
+@dataclass(frozen=True)
+class Treatment:
+    """What was done to an update between training and its reading, in that order.
+
+    clipping : how it was scaled, None where it was not; with noise of its own
+    noise_std : of the Gaussian noise added to each parameter's update, where there is no clipping
+    compression : None where there was none
+    """
+
+    noise_std: float = 0.0
+    clipping: Clipping | None = None
+    compression: Compression | None = None
+
+
+UNTREATED = Treatment()
+
+
+@dataclass(frozen=True)
 class Observation:
     """All that a recovery method may look at.
 

@@ -123,7 +123,8 @@ def solve(problem: Problem) -> Estimate:
     update isn't linear in the gradients. There the guesses mean little, and `gls` can't answer in its place.
 
     Where the client's update was clipped (`Observation.clipping`), the replayed ones are clipped as it was,
-    so that what clipping hides they don't know either. Where its factor was estimated, and the update divided
+    so that what clipping hides they don't know either, and where it was sparsified or quantised they lose as
+    much. Where its factor was estimated, and the update divided
     by it, so are theirs, by estimates that miss as far.
 
     Where a scheme adds gradients of the client's own (Scaffold, FedDyn, FedDC), its replays serve nobody
@@ -192,14 +193,14 @@ def _relative_size(
 ) -> RelativeSize:
     """The client's size beside replays that point alike, with all by which it may miss."""
     weight, coarse = view.gradient.weight, coarsening(observation)
-    own, error = signal_size(weight)
-    if coarse.sparsified:  # columns of which parts are missing sum to anything
-        own, error = float(update_shape(weight)[0]), 0.0
+    assert observation.replayed_clients is not None
+    alike = observation.replayed_clients.treatment.compression is not None
+    own, error = _size(weight, sparsified=coarse.sparsified)
     size = model(features, own)
     return replace(
         size,
         deviation=math.hypot(size.deviation, error),
-        damage=coarse.error,
+        damage=0.0 if alike else coarse.error,
         repeats=repeats(observation.training.seen, int(view.start.residuals.counts.sum())),
     )
 
@@ -341,10 +342,13 @@ def _regression(observation: Observation, width: int) -> KernelRegression:
         "own": own,
         "frozen": observation.frozen,
     }
-    if observation.clipping is None:
-        values["noise_std"] = observation.noise_std
+    treatment = clients.treatment
+    if treatment.clipping is None:
+        values["noise_std"] = treatment.noise_std
     else:  # what noise is after dividing by the factor is each client's own
-        values["clipping"] = asdict(observation.clipping)
+        values["clipping"] = asdict(treatment.clipping)
+    if treatment.compression is not None:
+        values["compression"] = asdict(treatment.compression)
     return _regressions.get(
         observation,
         values,
@@ -402,14 +406,22 @@ def _replayed(
     return Replays(
         np.stack([client.proportions for _, client in kept]),
         np.stack([_features(seen, view) for seen, view in views]),
-        np.stack([_shape(view.gradient.weight, training) for _, view in views]),
+        np.stack([_shape(view.gradient.weight, observation) for _, view in views]),
     )
 
 
-def _shape(weight: FloatArray, training: LocalTraining) -> FloatArray:
-    """`update_shape`, of SGD's updates with the size that is left without noise."""
-    size, evenness = update_shape(weight)
-    return np.array([signal_size(weight)[0] if training.optimizer == "sgd" else size, evenness])
+def _shape(weight: FloatArray, observation: Observation) -> FloatArray:
+    """`update_shape` of a replayed client, of SGD's with the size that is left without noise."""
+    assert observation.replayed_clients is not None
+    how, shape = observation.replayed_clients.treatment.compression, update_shape(weight)
+    if observation.training.optimizer == "sgd":
+        shape[0], _ = _size(weight, sparsified=how is not None and how.share < 1)
+    return shape
+
+
+def _size(weight: FloatArray, *, sparsified: bool) -> tuple[float, float]:
+    """`signal_size`, or where parts of the columns are missing, which sum to anything then, the plain one."""
+    return (float(update_shape(weight)[0]), 0.0) if sparsified else signal_size(weight)
 
 
 def _view(
