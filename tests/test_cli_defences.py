@@ -101,6 +101,28 @@ def test_quantised_updates_have_bounds_that_know(tmp_path: Path) -> None:
     assert "noise-seen" in coarse.codes and "noise-seen" not in fine.codes
 
 
+@pytest.mark.parametrize(
+    ("name", "method"),
+    [("untrained_m10", "replay"), ("trained_m1", "regression"), ("untrained_m1", "regression")],
+)
+def test_made_up_clients_are_compressed_as_the_real_one(tmp_path: Path, name: str, method: str) -> None:
+    """Of the first 2 of 10 counts were within their bounds; the second was searched for single samples."""
+    outcome = call("recover", *defended(tmp_path, Defence(top_k=0.1, quantize=3), name=name))
+    assert outcome.document["method"] == method
+    assert within_bounds(outcome.document, truth(name)) >= 8
+    assert {"update-sparsified", "update-quantised"} <= set(outcome.codes)
+    assert not {"update-unbalanced", "update-unexplained", "embedding-mismatch"} & set(outcome.codes)
+    assert outcome.document["reliability"]["grade"] != "poor"
+
+
+def test_few_values_of_an_early_model_are_no_noise(tmp_path: Path) -> None:
+    for bits, method in ((2, "regression"), (8, "gls")):
+        flags = defended(tmp_path, Defence(quantize=bits), name="untrained_m1")
+        document = call("recover", *flags).document
+        assert document["method"] == method
+        assert within_bounds(document, truth("untrained_m1")) >= 9
+
+
 def test_replays_of_noisy_clients(tmp_path: Path) -> None:
     flags = defended(tmp_path, Defence(noise_std=3e-4), name="trained_m10", noise_std=3e-4)
     document = call("recover", *flags, "--method", "gls").document

@@ -126,7 +126,7 @@ def test_rounding_of_a_coarser_type_counts_where_it_is_more() -> None:
 
 
 def test_what_compression_lost_of_the_bias_is_no_imbalance() -> None:
-    """By how much a sum may be off: numbers left out by the least that was sent, others by half a step"""
+    """By how much a sum may be off: those left out by the least that was sent, others by half a step."""
     rng = np.random.default_rng(0)
     whole = rng.standard_t(3, size=(10, 85))
     whole -= whole.mean(axis=0)

@@ -104,6 +104,7 @@ class Measurements:
         *,
         noise_std: float,
         needs_samples: bool,
+        compressed: bool = False,
         constant: FloatArray | None = None,
         frozen: Sequence[str] = (),
     ) -> ResidualPath:
@@ -111,6 +112,7 @@ class Measurements:
 
         Parameters
         ----------
+        compressed : whether the update was: then samples are needed with embeddings, where they can be had
         constant, frozen : see `Source.replay`
         """
         start = self.start(training.batch_size).residuals
@@ -122,7 +124,8 @@ class Measurements:
         if along is not None:
             start = self.measured_start(training.batch_size).residuals_along(along)
         samples = self.start(training.batch_size).samples
-        if needs_samples and (samples is None or along is not None):  # an old statistics file, or embeddings
+        embedded = along is not None or (compressed and self.has_samples)
+        if needs_samples and (samples is None or embedded):  # an old statistics file, or embeddings
             samples = self.measured_start(training.batch_size).activations
         if end is None:
             return ResidualPath(start, samples=samples, along=along)

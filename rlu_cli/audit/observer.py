@@ -26,6 +26,7 @@ from rlu_cli.core.dense_layers import DenseTail
 from rlu_cli.core.methods import AUTO, METHODS, Method, best_method, get_method
 from rlu_cli.core.methods.base import check_optimizer
 from rlu_cli.core.methods.disaggregation import out_of_scope
+from rlu_cli.core.methods.regression import out_of_scope as no_regression
 from rlu_cli.core.noise import alike
 from rlu_cli.core.types import Activations, Clipping, Observation, Treatment
 from rlu_cli.core.unit_direction import stands_for_bias
@@ -42,6 +43,10 @@ _SHARED_REPLAY_COST = 4e11
 
 _OWN_REPLAY_COST = 5e10
 """The same where it makes twenty for each client alone: half a minute."""
+
+
+_FEW_LEVELS = 16
+"""Values of a quantised update up to which what rounding adds isn't like noise."""
 
 
 class Observer:
@@ -135,6 +140,7 @@ class Observer:
                 training,
                 noise_std=record.noise_std,
                 needs_samples=any(method.needs_samples for method in methods),
+                compressed=coarsening(reading.observation(start)).any,
                 constant=None if end is None else reading.whole_constant(),
                 frozen=frozen,
             )
@@ -273,8 +279,8 @@ class Observer:
     def _best(self, reading: Reading, *, has_bias: bool) -> Method:
         """What ``auto`` stands for.
 
-        It hangs on how clients train, not on their numbers, but for a single step of another size than
-        training made it, of which `gls` would make the wrong counts.
+        It hangs on how clients train, not on their numbers, but for single steps of another size than
+        training made them, or of few values, of which `gls` would make the wrong counts.
         """
         training = reading.record.training
         if self._run.search_iterations and training.optimizer == "sgd":
@@ -300,8 +306,15 @@ class Observer:
             scaled=reading.scaled,
         )
         sized = training.steps == 1 and not (reading.record.lr_unknown or reading.scaled)
-        if best is METHODS["gls"] and sized and size_is_doubted(reading.observation(start)) and separable():
+        if best is not METHODS["gls"] or training.steps > 1:
+            return best
+        observation = reading.observation(start)
+        if sized and size_is_doubted(observation) and separable():
             return METHODS["disaggregation"]
+        levels = coarsening(observation).values
+        rough = levels is not None and levels[0] <= _FEW_LEVELS and self._measured.has_samples
+        if rough and no_regression(start.moments.counts, training) is None:
+            return METHODS["regression"]
         return best
 
     def _clients_in_time(self, reading: Reading) -> ReplayedClients | None:

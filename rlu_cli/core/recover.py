@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -103,7 +104,7 @@ class _Prepared:
 
     update : what the gradients made of the head; None where the optimiser isn't linear in them, and no
         check applies that takes the update for their sum
-    noise : standard deviation of what is known to lie on u
+    noise : standard deviation of what is known to lie on u, or to be missing
     """
 
     method: Method
@@ -252,9 +253,10 @@ def _prepared(observation: Observation, method: str) -> _Prepared:
         return _Prepared(chosen, problem, None, 0.0, {}, ())
     update = without_drift(observation)
     u = normalised_update(observation, update)
-    noise = normalised_noise(observation) if observation.noise_told else 0.0
-    bias = observation.update.bias
-    lost = 0.0 if bias is None else coarsening(observation).most_lost(bias) / pace(observation.training)
+    bias, coarse, scale = observation.update.bias, coarsening(observation), pace(observation.training)
+    told = normalised_noise(observation) if observation.noise_told else 0.0
+    noise = math.hypot(told, coarse.deviation / scale)
+    lost = 0.0 if bias is None else coarse.most_lost(bias) / scale
     diagnostics, notes = check_update(
         u, observation.update, observation.head, rounding=observation.rounding, noise=noise, lost=lost
     )

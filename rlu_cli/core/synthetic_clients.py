@@ -9,6 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from rlu_cli.core.losses import LossRange
 from rlu_cli.core.parallel import for_each
 from rlu_cli.core.types import Activations, FloatArray, Head, IntArray
 
@@ -39,11 +40,13 @@ class FeatureNoise:
     std : standard deviation on each element of ∇b and of ∇W
     weight : W, shape (N, L)
     along : a direction of the embedding, shape (L,), along which the weight is looked at besides
+    drawn : whether made-up clients get it; not what rounding adds, where they are rounded themselves
     """
 
     std: float
     weight: FloatArray
     along: FloatArray
+    drawn: bool = True
 
     @property
     def rows(self) -> FloatArray:
@@ -88,7 +91,8 @@ class SyntheticClients:
     """Clients of known counts.
 
     counts : shape (S, N), each row sums to the total
-    features : float32, shape (S, N + N²), as `update_features` finds them
+    features : float32, shape (S, N + N²), as `update_features` finds them, with `Losses.features` after them
+        where updates were compressed
     """
 
     counts: IntArray
@@ -113,6 +117,8 @@ class ClientSimulator:
     total : samples of a client
     noise : to be drawn for each client as well; ``samples`` have embeddings then
     scaled : whether updates are scaled down before that, by factors log-uniform from 0.05 to 1
+    lossy : how they are compressed after that; ``samples`` have embeddings then too
+    weight : W, shape (N, L), where they are
     """
 
     def __init__(
@@ -124,8 +130,11 @@ class ClientSimulator:
         seed: int,
         noise: FeatureNoise | None = None,
         scaled: bool = False,
+        lossy: LossRange | None = None,
+        weight: FloatArray | None = None,
     ) -> None:
         self.total = total
+        self._lossy = lossy
         self._scaled = scaled
         self.num_classes = N = samples.logits.shape[1]
         self._seed, self._groups = seed, 0
@@ -135,16 +144,22 @@ class ClientSimulator:
         self._ends = np.cumsum(np.bincount(samples.labels, minlength=N))
         plain = samples.logits[order].astype(np.float64) - bias
         self._known: FeatureNoise | None = noise
-        if noise is not None:
+        dimensions = N
+        if lossy is not None:
+            assert samples.embeddings is not None and weight is not None
+            plain = np.column_stack((plain, samples.embeddings[order].astype(np.float64)))
+            self._rows = torch.from_numpy((weight if noise is None else noise.rows).astype(np.float32))
+        elif noise is not None:
             assert samples.embeddings is not None
             plain = np.column_stack((plain, samples.embeddings[order].astype(np.float64) @ noise.along))
+            dimensions = N + 1
             # RᵀR = σ² times the rows' products
             root: FloatArray = np.linalg.qr(noise.std * noise.rows.T, mode="r")  # type: ignore[assignment]
             self._root = torch.from_numpy(root.astype(np.float32))
         self._width = P = plain.shape[1]
         smooth = np.empty((N, _NOISES, P), dtype=np.float32)
         for n, rows in enumerate(np.split(plain, self._ends[:-1])):
-            smooth[n] = smoothing(rows, bandwidth(len(rows), P), _NOISES, rng)
+            smooth[n] = smoothing(rows, bandwidth(len(rows), dimensions), _NOISES, rng)
         sizes = np.diff(self._ends, prepend=0)
         self._freedom = np.maximum(sizes - 1, 1)
         means = np.stack([rows.mean(axis=0) for rows in np.split(plain, self._ends[:-1])])
@@ -156,7 +171,8 @@ class ClientSimulator:
         """So many new clients, each group of them by random numbers of its own."""
         N = self.num_classes
         counts = np.empty((clients, N), dtype=np.int64)
-        features = torch.empty(clients, N + N * self._width)
+        views = self._width if self._lossy is None else len(self._rows)
+        features = torch.empty(clients, N + N * views + (0 if self._lossy is None else self._lossy.width))
         drawn = self._groups
 
         def draw_group(first: int) -> None:
@@ -167,7 +183,7 @@ class ClientSimulator:
             if self._scaled:
                 logarithms = rng.uniform(np.log(_SMALLEST), 0.0, (len(whole), 1))
                 whole = whole * torch.from_numpy(np.exp(logarithms).astype(np.float32))
-            features[group] = self._noisy(whole, rng)
+            features[group] = self._noisy(whole, rng) if self._lossy is None else self._sent(whole, rng)
 
         for_each(draw_group, range(0, clients, _TOGETHER))
         self._groups += -(-clients // _TOGETHER)
@@ -185,6 +201,21 @@ class ClientSimulator:
         weight = weight + noise[:, :, 1:] @ self._root
         bias, weight = bias - bias.mean(dim=1, keepdim=True), weight - weight.mean(dim=1, keepdim=True)
         return torch.cat((bias, weight.flatten(1)), dim=1)
+
+    def _sent(self, whole: Tensor, rng: np.random.Generator) -> Tensor:
+        """Features of updates that are known number by number, as they are after noise and compression."""
+        assert self._lossy is not None
+        N, clients = self.num_classes, len(whole)
+        bias, weight = whole[:, :N], whole[:, N:].view(clients, N, self._width)[:, :, N:]
+        if self._known is not None and self._known.drawn:
+            shape = (clients, N, 1 + weight.shape[2])
+            noise = torch.from_numpy(self._known.std * rng.standard_normal(shape, dtype=np.float32))
+            bias, weight = bias + noise[:, :, 0], weight + noise[:, :, 1:]
+        lost = self._lossy.draw(clients, rng)
+        bias, weight = lost.of(bias), lost.of(weight) @ self._rows.T
+        if self._known is not None:
+            bias, weight = bias - bias.mean(dim=1, keepdim=True), weight - weight.mean(dim=1, keepdim=True)
+        return torch.cat((bias, weight.flatten(1), lost.features()), dim=1)
 
     def _features(self, counts: IntArray, rng: np.random.Generator) -> Tensor:
         """Of the updates of a group of clients with these counts, by class and not by client."""

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from rlu_cli.core.fits import Arrays, Fits, checked
+from rlu_cli.core.losses import LossRange, loss_range, losses, rounding_noise
 from rlu_cli.core.methods.base import Capabilities, Method, Problem
 from rlu_cli.core.methods.gls import GLS, ResidualModel, fit, solve_instead
 from rlu_cli.core.noise import normalised_noise
@@ -37,6 +39,9 @@ _CLIENTS = 24
 
 _ROWS, _NUMBERS = 16_000_000, 40_000_000
 """All these clients' samples and features, at most."""
+
+_EMBEDDED = 1_000_000_000
+"""The numbers of their samples' embeddings, where they are made up of these, at most."""
 
 _HELD_OUT = 3000
 _COMPARED = 150
@@ -100,7 +105,9 @@ def solve(problem: Problem) -> Estimate:
     the network and `gls`, which is exact where residuals don't vary within a class. An update far outside
     of all that were simulated gets the answer of `gls` too. Known noise is drawn for the simulated clients.
     Where the update was scaled by an unknown factor c (clipping), so are theirs, by factors log-uniform from
-    0.05 to 1, and the network sees f/‖f‖ alone, with known noise log ‖f‖ too.
+    0.05 to 1, and the network sees f/‖f‖ alone, with known noise log ‖f‖ too. Where it was sparsified or
+    quantised so are theirs, number by number, by any least size and step near the client's, and the network
+    sees these as well.
 
     Assumptions: one step, or else the answer is that of `gls`; auxiliary samples like the client's.
     Uses ΔW, Δb and single auxiliary samples' logits.
@@ -116,12 +123,14 @@ def solve(problem: Problem) -> Estimate:
         why = "the update has noise, and single auxiliary samples' embeddings are unknown"
     if path.samples is None or why is not None:
         return solve_instead(problem, Note("regression-not-fitted", f"{why}: the counts are those of gls"))
-    noise = _known_noise(problem)
-    seen = update_features(problem.gradient, observation.head, noise)
+    lost = None if path.samples.embeddings is None else losses(observation)
+    lossy = None if lost is None else loss_range(lost)
+    noise = _known_noise(problem, lossy)
+    seen = torch.from_numpy(update_features(problem.gradient, observation.head, noise))[None].float()
     look = _Look(
-        problem.num_classes, observation.head.bias is not None, observation.scaled, noise is not None
+        problem.num_classes, observation.head.bias is not None, observation.scaled, noise is not None, lossy
     )
-    features = look(torch.from_numpy(seen)[None]).float()
+    features = look(seen if lost is None else torch.cat((seen, lost.features()), dim=1))
     regression = _regression(problem, path.samples, path.start, noise, look, features.shape[1])
     strangeness = float(regression.regressor.strangeness(features)[0])
     found = {
@@ -182,12 +191,16 @@ def out_of_scope(counts: IntArray, training: LocalTraining) -> str | None:
     return None
 
 
-def _known_noise(problem: Problem) -> FeatureNoise | None:
+def _known_noise(problem: Problem, lossy: LossRange | None) -> FeatureNoise | None:
+    """Noise that is but seen in a quantised update is what rounding adds."""
     observation = problem.observation
     path, std = observation.residuals, normalised_noise(observation)
     if std == 0.0 or path is None or path.along is None:
         return None
-    return FeatureNoise(std, observation.head.weight, path.along)
+    weight = observation.head.weight
+    if lossy is not None and lossy.step[1] and not observation.noise_told:
+        return FeatureNoise(rounding_noise(lossy), weight, path.along, drawn=False)
+    return FeatureNoise(std, weight, path.along)
 
 
 @dataclass(frozen=True)
@@ -196,17 +209,26 @@ class _Look:
 
     has_bias : whether there is a bias: what stands for it is good for sums, and not sample by sample
     scaled, noisy : whether updates are scaled by unknown factors, and have noise
+    lossy : how they were compressed; what is seen of that comes last
     """
 
     num_classes: int
     has_bias: bool
     scaled: bool
     noisy: bool
+    lossy: LossRange | None = None
 
     def __call__(self, features: Tensor) -> Tensor:
         """Of clients' `update_features`, shape (S, …)."""
-        learnt = features if self.has_bias else features[:, self.num_classes :]
-        return without_size(learnt, noisy=self.noisy) if self.scaled else learnt
+        last = features.shape[1] - (0 if self.lossy is None else self.lossy.width)
+        learnt, lost = features[:, :last], features[:, last:]
+        learnt = learnt if self.has_bias else learnt[:, self.num_classes :]
+        if self.scaled:
+            size = torch.linalg.norm(learnt, dim=1, keepdim=True).clamp(min=torch.finfo(learnt.dtype).tiny)
+            logarithms = 0 if self.lossy is None else self.lossy.logarithms
+            lost = torch.cat((lost[:, :logarithms] - size.log(), lost[:, logarithms:]), dim=1)
+            learnt = without_size(learnt, noisy=self.noisy)
+        return torch.cat((learnt, lost), dim=1)
 
 
 def _regression(
@@ -231,16 +253,20 @@ def _regression(
             seed=seed,
             noise=noise,
             scaled=look.scaled,
+            lossy=look.lossy,
+            weight=observation.head.weight,
             progress=observation.progress,
         )
 
-    values = {
+    values: dict[str, Any] = {
         "total": problem.total,
         "samples": observation.samples,
         "seed": seed,
-        "noise": normalised_noise(observation),
+        "noise": normalised_noise(observation) if look.lossy is None or noise is None else noise.std,
         "scaled": observation.scaled,
     }
+    if look.lossy is not None:
+        values["lossy"] = asdict(look.lossy)
     return _regressions.get(
         observation,
         values,
@@ -259,6 +285,8 @@ def fit_regression(
     seed: int,
     noise: FeatureNoise | None = None,
     scaled: bool = False,
+    lossy: LossRange | None = None,
+    weight: FloatArray | None = None,
     progress: Progress = ignore,
 ) -> Regression:
     """A regressor for clients with so many samples, with its errors and those of `gls`, which knows no scale.
@@ -272,13 +300,18 @@ def fit_regression(
     clients : to fit to, at most
     noise : that the clients' updates have; ``moments`` are of both views then
     scaled : whether the clients' updates are scaled by unknown factors
+    lossy, weight : how they are compressed, and the head's W then
     progress : told of the network's steps
     """
     N = samples.logits.shape[1]
     b = np.zeros(N) if bias is None else bias
-    simulator = ClientSimulator(samples, b, total, seed=seed, noise=noise, scaled=scaled)
+    simulator = ClientSimulator(
+        samples, b, total, seed=seed, noise=noise, scaled=scaled, lossy=lossy, weight=weight
+    )
     clients = min(clients, _ROWS // total, _NUMBERS // (N + N * N))
-    look = _Look(N, bias is not None, scaled, noise is not None)
+    if lossy is not None and weight is not None:
+        clients = min(clients, _EMBEDDED // (total * (N + weight.shape[1])))
+    look = _Look(N, bias is not None, scaled, noise is not None, lossy)
     drawn = simulator.draw(clients)
     drawn = replace(drawn, features=look(drawn.features))
     regressor = Regressor.fitted(drawn, seed=seed, progress=progress)
@@ -289,7 +322,8 @@ def fit_regression(
     views = others.features[:_COMPARED].double().numpy()
     updates = views[:, : N - 1]
     if noise is not None:
-        updates = np.concatenate((updates, views[:, N:].reshape(len(views), N, -1)[:, :-1, -1]), axis=1)
+        along = views[:, N : N + N * len(noise.rows)].reshape(len(views), N, -1)
+        updates = np.concatenate((updates, along[:, :-1, -1]), axis=1)
     with one_thread():  # many small systems
         prediction = regressor(look(others.features))
         by_gls = np.stack([fit(model, u).solution.z for u in updates])

@@ -1,0 +1,141 @@
+"""What compression takes: as a client's own did, drawn for made-up ones, and seen by what is learnt."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from core_cases import scripted_observation
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rlu_cli.core.coarse import coarsening
+from rlu_cli.core.losses import Losses, LossRange, loss_range, losses, rounding_noise
+from rlu_cli.core.synthetic_clients import ClientSimulator, FeatureNoise
+from rlu_cli.core.types import Activations, Head, HeadUpdate, LocalTraining, Observation
+from rlu_cli.simulation.defences import Defence
+
+N, L = 6, 12
+TRAINING = LocalTraining(1, 32, 0.05)
+
+
+def sent(defence: Defence, seed: int = 0) -> Observation:
+    """An observation whose update was defended."""
+    observation, _ = scripted_observation(TRAINING, classes=N, size=L, seed=seed)
+    update = observation.update
+    assert update.bias is not None
+    whole = np.column_stack((update.weight, update.bias))
+    flat = defence.apply(torch.from_numpy(whole.ravel().copy()), torch.Generator().manual_seed(seed))
+    left = flat.numpy().reshape(N, L + 1)
+    return replace(observation, update=HeadUpdate(left[:, :-1], left[:, -1]))
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    defence=st.sampled_from(
+        (Defence(top_k=0.5), Defence(quantize=3), Defence(top_k=0.3, quantize=2), Defence(quantize=6))
+    ),
+    seed=st.integers(0, 50),
+)
+def test_a_client_s_own_losses_leave_its_update_as_it_is(defence: Defence, seed: int) -> None:
+    """And of another one what `Coarsening` leaves of it."""
+    observation = sent(defence, seed)
+    found, coarse = losses(observation), coarsening(observation)
+    if found is None:
+        assert not coarse.least and not coarse.step
+        return
+    scale = TRAINING.lr
+    assert isinstance(scale, float)
+    own = torch.from_numpy(observation.update.weight / scale)[None].float()
+    torch.testing.assert_close(found.of(own), own, rtol=1e-4, atol=1e-5 * float(own.abs().max()))
+    other = np.random.default_rng(seed).normal(size=(N, L)) * np.abs(observation.update.weight).max()
+    left = found.of(torch.from_numpy(other / scale)[None].float())[0]
+    expected = coarse.of(HeadUpdate(other, None)).weight / scale
+    near = np.isclose(left.numpy(), expected, rtol=1e-3, atol=1e-4 * np.abs(expected).max())
+    assert near.mean() > 0.97  # but for halves of a step that float32 rounds the other way
+
+
+def test_plain_updates_and_those_of_schemes_have_none() -> None:
+    assert losses(sent(Defence())) is None
+    coarse = sent(Defence(quantize=3))
+    assert losses(coarse) is not None
+    assert losses(replace(coarse, training=replace(TRAINING, prox=0.1))) is None
+    assert losses(replace(coarse, training=replace(TRAINING, weight_decay=0.1))) is None
+    assert losses(replace(coarse, constant_gradient=Head(np.zeros((N, L)), np.zeros(N)))) is None
+
+
+def test_clients_of_like_losses_share_a_range() -> None:
+    def ranges(least: float, step: float) -> LossRange:
+        return loss_range(Losses(*(torch.tensor([value]) for value in (least, step, 0.3))))
+
+    assert ranges(0.02, 0.0) == ranges(0.05, 0.0)
+    found = ranges(0.02, 0.3)
+    for ends, value in ((found.least, 0.02), (found.step, 0.3)):
+        assert ends[0] <= value < ends[1] == pytest.approx(16 * ends[0])
+    assert ranges(0.0, 0.3).least == (0.0, 0.0)
+    assert rounding_noise(found) == pytest.approx(np.sqrt(found.step[0] * found.step[1] / 12))
+
+
+@pytest.mark.parametrize(("least", "step"), [(True, False), (False, True), (True, True)])
+def test_what_is_drawn_is_seen(least: bool, step: bool) -> None:
+    none = (0.0, 0.0)
+    ranges = LossRange((0.01, 0.16) if least else none, (0.1, 1.6) if step else none)
+    drawn = ranges.draw(5000, np.random.default_rng(0))
+    seen = drawn.features()
+    assert seen.shape == (5000, ranges.width)
+    logs = seen[:, : ranges.logarithms].numpy()
+    for ends, column in zip([e for e in (ranges.least, ranges.step) if e[1]], logs.T, strict=True):
+        assert column.min() >= np.log(ends[0]) - 1e-4 and column.max() <= np.log(ends[1]) + 1e-4
+        assert column.mean() == pytest.approx(np.log(ends).mean(), abs=0.05)
+    if step:
+        np.testing.assert_allclose((seen[:, -2:] ** 2).sum(dim=1), 1.0, atol=1e-5)
+
+
+def auxiliary(rng: np.random.Generator) -> tuple[Activations, Head]:
+    embeddings = np.abs(rng.normal(size=(20 * N, L)))
+    head = Head(rng.normal(size=(N, L)), rng.normal(size=N))
+    logits = embeddings @ head.weight.T + head.bias
+    return Activations(logits, embeddings, np.repeat(np.arange(N), 20)), head
+
+
+def test_losses_of_nothing_change_nothing() -> None:
+    samples, head = auxiliary(np.random.default_rng(0))
+    assert head.bias is not None
+    plain = ClientSimulator(samples, head.bias, 16, seed=1).draw(600)
+    nothing = LossRange((1e-30, 1.6e-29), (1e-6, 1.6e-5))
+    made = ClientSimulator(samples, head.bias, 16, seed=1, lossy=nothing, weight=head.weight).draw(600)
+    np.testing.assert_array_equal(made.counts, plain.counts)
+    torch.testing.assert_close(made.features[:, : N + N * N], plain.features, rtol=1e-3, atol=1e-3)
+
+
+def test_made_up_updates_lose_what_they_are_said_to() -> None:
+    """Bias updates are seen as they are: no size below the least, and all on the grid."""
+    samples, head = auxiliary(np.random.default_rng(0))
+    assert head.bias is not None
+    ranges = LossRange((0.02, 0.04), (0.01, 0.02))
+    made = ClientSimulator(samples, head.bias, 16, seed=1, lossy=ranges, weight=head.weight).draw(500)
+    bias, seen = made.features[:, :N].numpy(), made.features[:, N + N * N :].numpy()
+    least, step = np.exp(seen[:, :1]), np.exp(seen[:, 1:2])
+    phase = np.arctan2(seen[:, 3:], seen[:, 2:3]) / (2 * np.pi)
+    there = bias != 0
+    assert 0.2 < there.mean() < 0.95
+    assert np.all((np.abs(bias) >= least - step / 2 - 1e-5)[there])
+    places = bias / step - phase
+    assert np.abs(places - np.round(places))[there].max() < 1e-2
+
+
+@pytest.mark.parametrize("drawn", [False, True])
+def test_noise_comes_before_losses_unless_rounding_makes_it(drawn: bool) -> None:
+    samples, head = auxiliary(np.random.default_rng(0))
+    assert head.bias is not None
+    noise = FeatureNoise(0.3, head.weight, np.full(L, 1 / L), drawn=drawn)
+    nothing = LossRange((1e-30, 1.6e-29), (0.0, 0.0))
+    kwargs = {"seed": 1, "lossy": nothing, "weight": head.weight}
+    made = ClientSimulator(samples, head.bias, 16, noise=noise, **kwargs).draw(2000).features
+    assert made.shape == (2000, N + N * (N + 1) + 1)
+    np.testing.assert_allclose(made[:, :N].sum(dim=1), 0.0, atol=1e-5)
+    plain = ClientSimulator(samples, head.bias, 16, **kwargs).draw(2000).features
+    spread = float((made[:, :N] - plain[:, :N]).std())
+    assert spread == pytest.approx(0.3 * np.sqrt(1 - 1 / N) if drawn else 0.0, abs=0.02)
