@@ -101,6 +101,15 @@ def test_quantised_updates_have_bounds_that_know(tmp_path: Path) -> None:
     assert "noise-seen" in coarse.codes and "noise-seen" not in fine.codes
 
 
+def test_slightly_wrong_rates_are_doubted_after_several_steps_of_early_models() -> None:
+    """Of 8 % too high ones none was seen, and hardly any bound held."""
+    for rate, codes in (("0.01", []), ("0.0108", ["size-doubted"])):
+        outcome = call("recover", *sample("untrained_m10"), "--samples", 2000, "--lr", rate)
+        assert outcome.codes == codes
+        assert within_bounds(outcome.document, truth("untrained_m10")) >= 9
+        assert outcome.document["reliability"]["grade"] == "good"
+
+
 @pytest.mark.parametrize(
     ("name", "method"),
     [("untrained_m10", "replay"), ("trained_m1", "regression"), ("untrained_m1", "regression")],

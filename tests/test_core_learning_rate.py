@@ -112,7 +112,12 @@ def test_an_update_of_another_size_is_told_by_the_statistics_alone() -> None:
     statistics = replace(observation.start, samples=replace(samples, embeddings=None))
     observation = replace(observation, start=statistics)
     assert size_error(observation, TRUE, 0.0) is None
-    assert size_error(told_as(observation, 0.3 * 1.05), TRUE, 0.0) is None  # none that matters
+    slightly = told_as(observation, 0.3 * 1.08)
+    assert size_error(slightly, TRUE, 0.0) is None  # none that matters
+    seen = size_error(slightly, TRUE, 0.0, least=0.05)
+    assert seen is not None
+    assert seen.low <= 1 / 1.08 <= seen.high
+    assert size_error(observation, TRUE, 0.0, least=0.01) is None
     for rate in (0.1, 1.0):
         found = size_error(told_as(observation, rate), TRUE, 0.0)
         assert found is not None

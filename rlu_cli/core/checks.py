@@ -227,15 +227,18 @@ def moved_far(motion: float | None) -> bool:
     return motion is not None and motion > _MOTION_LIMIT
 
 
-def check_size(found: LearningRate | None, *, read: bool = False) -> list[Note]:
+def check_size(found: LearningRate | None, *, read: bool = False, slight: bool = False) -> list[Note]:
     """Warn of an update whose size isn't what its training values make; see `size_error`.
 
     Parameters
     ----------
     read : whether it is read as if it had been divided by that
+    slight : whether it is too small an error to be sure of
     """
     if found is None:
         return []
+    if slight:
+        return [Note("size-doubted", f"the update may be {_size(found)}; {READ_AS_WHOLE}")]
     return [Note("update-misscaled", f"the update is {_size(found)}; {READ_AS_WHOLE if read else UNBOUNDED}")]
 
 

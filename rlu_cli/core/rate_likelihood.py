@@ -60,8 +60,9 @@ deviation, as in the misfit."""
 _LEAST = 0.005
 """Error of the logarithm beside all that is drawn: of the search, and of what was not modelled."""
 
-_OTHERS, _NEARLY = (-0.6, -0.1, 0.1, 0.6), 8.0
-"""Other sizes, as logarithms, and how much likelier (−2 log L) than the right one they may be by chance."""
+_OTHER, _NEARLY = 0.6, 8.0
+"""Another size's logarithm, to either side, and how much likelier (−2 log L) than the right one it may be by
+chance."""
 
 
 @dataclass(frozen=True)
@@ -256,11 +257,16 @@ class Views:
             moved = moved + np.outer(update.bias, self.explanation.bias_view)
         return np.asarray(moved[:-1].ravel())
 
-    def may_be_right(self, z: FloatArray) -> bool:
-        """Whether c = 1 is nearly as likely as some other c, with the weights of z for all: soon told."""
+    def may_be_right(self, z: FloatArray, least: float) -> bool:
+        """Whether c = 1 is nearly as likely as some other c, with the weights of z for all: soon told.
+
+        Parameters
+        ----------
+        least : of another c's logarithm
+        """
         u, total = self.at(1.0)
         cost = self.weighted(z, 0.0)(total * u)
-        told, *others = (cost(x) for x in (0.0, *_OTHERS))
+        told, *others = (cost(x) for x in (0.0, -_OTHER, -least, least, _OTHER))
         return told <= min(others) + _NEARLY
 
     def likeliest(self) -> float:

@@ -33,7 +33,7 @@ _OTHERWISE = 3.0
 """Misfit of the likeliest size above which something else is wrong: 0.2 to 1 where the samples are alike, 5
 and more for clients that shift or mirror their images, or change their contrast."""
 
-_RIGHT = 0.1
+RIGHT_SIZE = 0.1
 """Logarithm of an update's size, over what its training values say, that is no error."""
 
 _FEWEST_SAMPLES = 8
@@ -52,11 +52,13 @@ def size_is_doubted(observation: Observation) -> bool:
     return size_error(observation, z, 0.0) is not None or off_whole(observation) is not None
 
 
-def size_error(observation: Observation, z: FloatArray, moved: float) -> LearningRate | None:
+def size_error(
+    observation: Observation, z: FloatArray, moved: float, *, least: float = RIGHT_SIZE
+) -> LearningRate | None:
     """c of an update that is c times as large as its training values say, None where it is as large.
 
     The likelihood of `estimate_learning_rate`, of the samples that statistics keep: their logits for their
-    embeddings, since ΔW Wᵀ = Σ r ⊗ (q − b). An error of 10 % is none, nor one of less than twice the
+    embeddings, since ΔW Wᵀ = Σ r ⊗ (q − b). An error of ``least`` is none, nor one of less than twice the
     interval's half, in logarithms, nor one that explains the update badly too: then the auxiliary samples
     are unlike the client's. None too where it can't be told: no bias, more than 20 classes, few auxiliary
     samples, weight decay or gradients from outside, several steps that moved the model, a
@@ -66,6 +68,7 @@ def size_error(observation: Observation, z: FloatArray, moved: float) -> Learnin
     ----------
     z : the proportions found with the size that the training values say
     moved : the local model's `motion`
+    least : of the logarithm of c
     """
     head, training = observation.head, observation.training
     if training.samples < _FEWEST_SAMPLES and is_trained(observation.start):
@@ -84,11 +87,11 @@ def size_error(observation: Observation, z: FloatArray, moved: float) -> Learnin
     products = Head(head.weight @ head.weight.T, head.bias)
     seen = replace(observation, update=update, head=products, noise_std=noise)
     views = Views(seen, _explained_by_logits(observation, known))
-    if views.may_be_right(z):
+    if views.may_be_right(z, least):
         return None
     soon = not views.noise.any()  # known noise weighs otherwise at every scale
     found = views.soon_likeliest() if soon else views.likeliest()
-    if abs(found) <= _RIGHT or views.misfit(found) > _OTHERWISE:
+    if abs(found) <= least or views.misfit(found) > _OTHERWISE:
         return None
     interval = views.interval(found, soon=soon).widened(moved)
     return interval if interval.excludes(1.0, halves=2.0) else None
@@ -116,7 +119,7 @@ def damaged_size_error(observation: Observation, samples: Activations) -> Learni
     beside = max(observation.noise_std, math.hypot(added, damage.deviation))
     views = Views(replace(observation, noise_std=beside), explanation_of([samples], [1.0], has_bias=True))
     found = views.likeliest()
-    if abs(found) <= _RIGHT or views.misfit(found) > _OTHERWISE:
+    if abs(found) <= RIGHT_SIZE or views.misfit(found) > _OTHERWISE:
         return None
     like = _damaged(views, samples, damage, added, found) if damage.any else None
     interval = views.interval(found, like=like)
