@@ -4,9 +4,9 @@
     python benchmarks/defences.py --seeds 1 --only noise --model "80 %"
 
 Real training: LeNet-5, Fashion-MNIST, Dirichlet 0.5, batch 32, lr 0.01, 100 auxiliary images a class, 10
-clients a round; with ten steps 4 of them, and one or two strengths of each defence. Each client trains once, and its
-update is defended in every way; all of a round are clipped to the same norm. Prints Markdown; writes every
-client's scores to results/defences.ndjson.
+clients a round; with ten steps 4 of them, and one or two strengths of each defence. Each client trains once,
+and its update is defended in every way; all of a round are clipped to the same norm. Prints Markdown; writes
+every client's scores to results/defences.ndjson.
 """
 
 from __future__ import annotations
