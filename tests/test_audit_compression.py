@@ -68,6 +68,7 @@ def test_the_share_and_the_levels_are_found(seed: int) -> None:
     assert seen(Defence(top_k=0.1), seed, each=True) == Compression(0.1, by_tensor=True)
     for bits in (3, 6):
         assert seen(Defence(quantize=bits), seed) == Compression(levels=2**bits)
+        assert seen(Defence(quantize=bits), seed, each=True) == Compression(by_tensor=True, levels=2**bits)
     assert seen(Defence(top_k=0.3, quantize=3), seed) == Compression(0.3, levels=8)
 
 
@@ -88,12 +89,18 @@ def test_an_update_loses_what_a_client_s_does(share: float, bits: int, seed: int
     change = {name: torch.randn(shape, generator=drawn) ** 3 for name, shape in SHAPES.items()}
     flat = torch.cat([value.flatten() for value in change.values()])
     sent = Defence(top_k=share, quantize=bits or None).apply(flat, drawn)
-    found, step = compressed(change, Compression(share, levels=2**bits if bits else 0))
+    found, steps = compressed(change, Compression(share, levels=2**bits if bits else 0))
     torch.testing.assert_close(torch.cat([value.flatten() for value in found.values()]), sent)
     different = torch.unique(torch.cat([v[v != 0] for v in found.values()]))
+    (step,) = set(steps.values())
     if bits and len(different) > 1:
         assert step <= float(torch.diff(different).min()) * 1.01
     assert (step > 0) == bool(bits)
+    by_tensor, steps = compressed(change, Compression(share, by_tensor=True, levels=2**bits if bits else 0))
+    for name, value in change.items():
+        alone = Defence(top_k=share, quantize=bits or None).apply(value.flatten(), drawn)
+        torch.testing.assert_close(by_tensor[name].flatten(), alone)
+    assert steps.keys() == change.keys()
 
 
 def test_each_tensor_keeps_its_own_largest() -> None:
@@ -107,5 +114,5 @@ def test_each_tensor_keeps_its_own_largest() -> None:
 def test_an_update_of_equal_numbers_has_no_steps() -> None:
     change = {"flat": torch.full((20,), 0.5)}
     found, step = compressed(change, Compression(levels=4))
-    assert step == 0.0
+    assert step == {"flat": 0.0}
     np.testing.assert_array_equal(found["flat"], change["flat"])

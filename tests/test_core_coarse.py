@@ -45,6 +45,38 @@ def test_sparsified_and_quantised_updates_are_seen() -> None:
     assert set(codes(Defence(top_k=0.3, quantize=4))) == {"update-sparsified", "update-quantised"}
 
 
+@pytest.mark.parametrize("bits", [2, 4, 6])
+def test_a_weight_and_a_bias_may_have_grids_of_their_own(bits: int) -> None:
+    """As where tensors are quantised one by one; their values lie between each other's."""
+    rng = np.random.default_rng(bits)
+    weight, bias = 1e-3 * rng.standard_t(3, size=(N, L)), 3e-4 * rng.normal(size=N)
+    defence = Defence(quantize=bits)
+    each = [
+        defence.apply(torch.from_numpy(v.ravel().copy()), torch.Generator()).numpy().reshape(v.shape)
+        for v in (weight, bias)
+    ]
+    found = coarsening_of(HeadUpdate(*each), resolution=RESOLUTION)
+    assert found.quantised and found.even
+    assert found.apart == 2**bits
+    assert found.step == pytest.approx(np.ptp(weight) / (2**bits - 1))
+    assert found.bias_step == pytest.approx(np.ptp(bias) / (2**bits - 1))
+    left = found.of(HeadUpdate(weight, bias))
+    np.testing.assert_allclose(left.weight, each[0], atol=1e-12)
+    np.testing.assert_allclose(left.bias, each[1], atol=1e-12)
+
+
+def test_values_of_a_codebook_are_no_grid() -> None:
+    """Few, but at any distance: such updates are noisy, and not made coarser by steps."""
+    rng = np.random.default_rng(0)
+    book = np.cumsum(rng.uniform(1e-4, 3e-4, size=12))
+    values = rng.choice(book, size=(N, L + 1))
+    found = coarsening_of(HeadUpdate(values[:, :-1], values[:, -1]), resolution=RESOLUTION)
+    assert found.quantised and not found.even
+    grid = coarsening_of(HeadUpdate(np.round(values, 4)[:, :-1], None), resolution=RESOLUTION)
+    assert grid.quantised and grid.even and not grid.apart
+    assert grid.step == pytest.approx(1e-4)
+
+
 def test_zeros_that_rounding_makes_are_no_sign() -> None:
     values = np.random.default_rng(0).normal(size=(N, L))
     coarse = np.round(values * 20) / 20  # stored in steps of 0.05: zeros and few values, all by rounding

@@ -57,6 +57,17 @@ def test_a_client_s_own_losses_leave_its_update_as_it_is(defence: Defence, seed:
     assert near.mean() > 0.97  # but for halves of a step that float32 rounds the other way
 
 
+def test_a_bias_of_its_own_grid() -> None:
+    found = Losses(torch.zeros(1), torch.tensor([0.5]), torch.tensor([0.25]), apart=3)
+    bias = torch.tensor([[0.0, 0.4, 0.6, 1.1, 2.0]])
+    torch.testing.assert_close(found.of_bias(bias), torch.tensor([[0.0, 0.0, 1.0, 1.0, 2.0]]))
+    torch.testing.assert_close(found.of(bias), torch.tensor([[0.125, 0.625, 0.625, 1.125, 2.125]]))
+    one = Losses(torch.zeros(1), torch.tensor([0.5]), torch.tensor([0.25]))
+    torch.testing.assert_close(one.of_bias(bias), one.of(bias))
+    even = torch.full((1, 4), 0.3)
+    torch.testing.assert_close(found.of_bias(even), even)
+
+
 def test_plain_updates_and_those_of_schemes_have_none() -> None:
     assert losses(sent(Defence())) is None
     coarse = sent(Defence(quantize=3))

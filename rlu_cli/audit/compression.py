@@ -39,32 +39,45 @@ def compression(local: Checkpoint, reference: Checkpoint, coarse: Coarsening) ->
         for name, before in reference.tensors.items()
         if name in local.tensors and is_trained(name, before)
     ]
-    share, by_tensor, levels = 1.0, False, 0
+    share, by_tensor, levels = 1.0, coarse.apart > 0, 0
     if coarse.sparsified:
         kept, numbers = [int((c != 0).sum()) for c in changes], [c.numel() for c in changes]
         found = sum(kept) / sum(numbers)
         own = [abs(k - max(1.0, found * n)) <= 1.0 for k, n in zip(kept, numbers, strict=True)]
-        share, by_tensor = _usual(found), len(own) > 1 and all(own)
-    if coarse.step:
-        ends = [torch.aminmax(c[c != 0] if coarse.sparsified else c) for c in changes if bool(c.any())]
-        extent = max(float(end.max) for end in ends) - min(float(end.min) for end in ends)
-        levels = round(extent / coarse.step) + 1
+        share, by_tensor = _usual(found), by_tensor or (len(own) > 1 and all(own))
+    if coarse.step and coarse.even:
+        levels = coarse.apart or round(_extent(changes, sparsified=coarse.sparsified) / coarse.step) + 1
         levels = levels if levels <= _MOST_LEVELS else 0
     return Compression(share, by_tensor, levels) if share < 1 or levels else None
 
 
-def compressed(change: Mapping[str, Tensor], how: Compression) -> tuple[dict[str, Tensor], float]:
+def _extent(changes: Sequence[Tensor], *, sparsified: bool) -> float:
+    """From the smallest to the largest of the numbers sent."""
+    ends = [torch.aminmax(c[c != 0] if sparsified else c) for c in changes if bool(c.any())]
+    return max(float(end.max) for end in ends) - min(float(end.min) for end in ends)
+
+
+def compressed(change: Mapping[str, Tensor], how: Compression) -> tuple[dict[str, Tensor], dict[str, float]]:
     """A whole update after sparsification and quantisation, in that order, and the distance of its levels.
 
     Parameters
     ----------
     change : all tensors that training may move
     """
-    names, values = list(change), list(change.values())
+    together = [[name] for name in change] if how.by_tensor else [list(change)]
+    found: dict[str, Tensor] = {}
+    steps: dict[str, float] = {}
+    for names in together:
+        left, step = _compressed([change[name] for name in names], how)
+        found |= zip(names, left, strict=True)
+        steps |= dict.fromkeys(names, step)
+    return found, steps
+
+
+def _compressed(values: list[Tensor], how: Compression) -> tuple[list[Tensor], float]:
+    """Of numbers that are compressed together."""
     there = [torch.ones_like(value, dtype=torch.bool) for value in values]
-    if how.share < 1 and how.by_tensor:
-        there = [value.abs() >= _least([value], how.share) for value in values]
-    elif how.share < 1:
+    if how.share < 1:
         least = _least(values, how.share)
         there = [value.abs() >= least for value in values]
     step = 0.0
@@ -73,8 +86,7 @@ def compressed(change: Mapping[str, Tensor], how: Compression) -> tuple[dict[str
         step = float((high - low) / (how.levels - 1))
     if step > 0:
         values = [low + ((value - low) / step).round() * step for value in values]
-    kept = [torch.where(sent, value, 0.0) for value, sent in zip(values, there, strict=True)]
-    return dict(zip(names, kept, strict=True)), step
+    return [torch.where(sent, value, 0.0) for value, sent in zip(values, there, strict=True)], step
 
 
 def _least(values: Sequence[Tensor], share: float) -> Tensor:

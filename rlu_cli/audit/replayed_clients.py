@@ -22,6 +22,7 @@ from rlu_cli.core.progress import Progress
 from rlu_cli.core.residuals import residual_moments, residuals
 from rlu_cli.core.types import UNTREATED, FloatArray, IntArray, LocalTraining, Treatment
 from rlu_cli.files.hashing import sha256_tensors
+from rlu_cli.files.state_dict import layer_tensors
 from rlu_cli.models import activation_bytes, load_weights, multiply_adds
 from rlu_cli.simulation.client import epoch_indices, step_indices
 
@@ -208,7 +209,8 @@ class ReplayedClients:
         if how is None:
             return state, noise_std
         start = {name: self.base.start[name].to(state[name]) for name in self._trained}
-        change, step = compressed({name: state[name] - before for name, before in start.items()}, how)
+        change, steps = compressed({name: state[name] - before for name, before in start.items()}, how)
+        step = steps.get(layer_tensors(self.base.network.layer.name)[0], 0.0)
         seen = step / math.sqrt(12) if how.share == 1 else 0.0  # of sparsified ones none is
         return {**state, **{name: start[name] + change[name] for name in start}}, noise_std or seen
 

@@ -22,6 +22,10 @@ _SHARED = 0.5
 """Values that differ, as a share of all, below which many are the same."""
 
 
+_OFF = 0.15
+"""Of a step that values on a grid may lie beside it, for what storing them rounds."""
+
+
 @dataclass(frozen=True)
 class Coarsening:
     """What sparsification and quantisation left of an update's numbers.
@@ -29,6 +33,9 @@ class Coarsening:
     least : the smallest size that was sent, others being 0; 0 where all were
     zeros : share of the output layer's numbers that are 0
     origin, step : of the grid of the values sent; a step of 0 for none
+    apart, bias_step : how many levels the weight's own grid has, where the bias has another one, and the
+        step of that; 0 where there is one for both
+    even : whether the values sent lie on such grids, with nothing between
     values : how many different values and numbers there are, None for no grid
     deviation : √((n step²/12 + Z least²/3)/(n + Z)), of what n rounded numbers and Z left out lost
     error : √(n + Z) times that over ‖Δ‖
@@ -41,6 +48,9 @@ class Coarsening:
     values: tuple[int, int] | None
     deviation: float
     error: float
+    apart: int = 0
+    bias_step: float = 0.0
+    even: bool = True
 
     @property
     def any(self) -> bool:
@@ -56,19 +66,20 @@ class Coarsening:
         return self.values is not None
 
     def most_lost(self, values: FloatArray) -> float:
-        """By how much the sum of such numbers of the update may be off."""
+        """By how much the sum of such numbers of the bias update may be off."""
         sent = int(np.count_nonzero(values))
-        return (len(values) - sent) * self.least + sent * self.step / 2
+        return (len(values) - sent) * self.least + sent * (self.bias_step or self.step) / 2
 
     def of(self, update: HeadUpdate) -> HeadUpdate:
         """What it would have left of another one."""
-        bias = None if update.bias is None else self._left(update.bias)
-        return HeadUpdate(self._left(update.weight), bias)
+        bias = update.bias
+        if bias is not None:
+            own = (float(bias.min()), float(np.ptp(bias)) / (self.apart - 1)) if self.apart else None
+            bias = self._left(bias, *(own or (self.origin, self.step)))
+        return HeadUpdate(self._left(update.weight, self.origin, self.step), bias)
 
-    def _left(self, values: FloatArray) -> FloatArray:
-        on_grid = (
-            self.origin + np.rint((values - self.origin) / self.step) * self.step if self.step else values
-        )
+    def _left(self, values: FloatArray, origin: float, step: float) -> FloatArray:
+        on_grid = origin + np.rint((values - origin) / step) * step if step else values
         return np.where(np.abs(values) < self.least, 0.0, on_grid) if self.least else on_grid
 
 
@@ -97,14 +108,20 @@ def coarsening_of(update: HeadUpdate, *, resolution: float) -> Coarsening:
     zeros = 1 - len(sent) / len(values)
     smallest = float(np.abs(sent).min()) if len(sent) else 0.0
     least = smallest if zeros >= _ZEROS and smallest > gap else 0.0
-    origin, step, different = 0.0, 0.0, None
-    levels = _levels(sent, gap)
-    if levels is not None and len(levels) < _SHARED * len(sent):
+    origin, step, apart, bias_step, different = 0.0, 0.0, 0, 0.0, None
+    levels, even = _few_levels(sent, gap), True
+    if update.bias is not None and (levels is None or not _is_even(levels)):
+        alone = _few_levels(live[live != 0], gap)  # tensors may have been quantised one by one
+        if alone is not None and len(alone) > 1 and _is_even(alone):
+            levels, apart = alone, round(float(np.ptp(alone)) / _step(alone)) + 1
+            bias_step = float(np.ptp(update.bias)) / (apart - 1)
+    if levels is not None:
         origin, different = float(levels[0]), (len(levels), len(sent))
-        step = float(np.diff(levels).min()) if len(levels) > 1 else 0.0
+        step, even = (_step(levels), _is_even(levels)) if len(levels) > 1 else (0.0, True)
     lost = len(sent) * step**2 / 12 + (len(values) - len(sent)) * least**2 / 3
     error = math.sqrt(lost) / float(np.linalg.norm(sent)) if lost else 0.0
-    return Coarsening(least, zeros, origin, step, different, math.sqrt(lost / len(values)), error)
+    deviation = math.sqrt(lost / len(values))
+    return Coarsening(least, zeros, origin, step, different, deviation, error, apart, bias_step, even)
 
 
 def check_coarse(found: Coarsening) -> list[Note]:
@@ -139,6 +156,26 @@ def _resolution(observation: Observation) -> float:
     moved = update.weight if update.bias is None else np.append(update.weight, update.bias)
     largest = float(np.max(np.abs(stored)) + np.max(np.abs(moved)))
     return max(float(np.finfo(np.float32).eps) * largest, observation.rounding)
+
+
+def _few_levels(sent: FloatArray, gap: float) -> FloatArray | None:
+    """The different values of those sent, None where they aren't few."""
+    levels = _levels(sent, gap)
+    return levels if levels is not None and len(levels) < _SHARED * len(sent) else None
+
+
+def _step(levels: FloatArray) -> float:
+    """Of the grid that they may lie on: no two lie closer."""
+    steps = np.diff(levels)
+    return float(np.ptp(levels) / np.rint(steps / steps.min()).sum())
+
+
+def _is_even(levels: FloatArray) -> bool:
+    """Whether they lie on a grid."""
+    if len(levels) < 2:
+        return True
+    places = (levels - levels[0]) / _step(levels)
+    return bool(np.abs(places - np.rint(places)).max() <= _OFF)
 
 
 def _levels(values: FloatArray, gap: float) -> FloatArray | None:

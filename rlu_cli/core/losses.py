@@ -25,10 +25,12 @@ class LossRange:
 
     least : of the smallest size that is sent, (0, 0) where all are
     step : of the distance of the grid's values, (0, 0) for none
+    apart : see `Coarsening`
     """
 
     least: Range
     step: Range
+    apart: int = 0
 
     @property
     def width(self) -> int:
@@ -42,9 +44,10 @@ class LossRange:
 
     def draw(self, clients: int, rng: np.random.Generator) -> Losses:
         """One a client; the grid passes 0 anywhere between two values."""
-        least, step = (_log_uniform(ends, clients, rng) for ends in (self.least, self.step))
-        drawn = (least, step, rng.random(clients))
-        return Losses(*(torch.from_numpy(values.astype(np.float32)) for values in drawn))
+        drawn = [_log_uniform(ends, clients, rng) for ends in (self.least, self.step)]
+        drawn.append(rng.random(clients))
+        least, step, phase = (torch.from_numpy(values.astype(np.float32)) for values in drawn)
+        return Losses(least, step, phase, self.apart)
 
 
 @dataclass(frozen=True)
@@ -54,11 +57,23 @@ class Losses:
     least : the smallest size of a number that is sent, others being 0; 0 where all are
     step : distance of the grid's values, 0 for none
     phase : where the grid passes 0, in steps
+    apart : how many levels a grid of the bias alone has, from its smallest to its largest value; 0 for the
+        same grid
     """
 
     least: Tensor
     step: Tensor
     phase: Tensor
+    apart: int = 0
+
+    def of_bias(self, values: Tensor) -> Tensor:
+        """What is left of the clients' bias updates, shape (S, N)."""
+        if not self.apart:
+            return self.of(values)
+        sent = values.abs() >= self.least[:, None]
+        low, high = values.amin(dim=1, keepdim=True), values.amax(dim=1, keepdim=True)
+        step = ((high - low) / (self.apart - 1)).clamp(min=torch.finfo(values.dtype).tiny)
+        return torch.where(sent, low + ((values - low) / step).round() * step, 0.0)
 
     def of(self, values: Tensor) -> Tensor:
         """What is left of the clients' numbers, shape (S, …)."""
@@ -86,18 +101,18 @@ def losses(observation: Observation) -> Losses | None:
     """
     coarse, training = coarsening(observation), observation.training
     plain = observation.constant_gradient is None and not training.weight_decay and not training.prox
-    if not plain or not (coarse.least or coarse.step):
+    if not plain or not coarse.even or not (coarse.least or coarse.step):
         return None
     phase = coarse.origin / coarse.step % 1.0 if coarse.step else 0.0
     scale = pace(training)
-    return Losses(
-        *(torch.tensor([v], dtype=torch.float32) for v in (coarse.least / scale, coarse.step / scale, phase))
-    )
+    values = np.array([[coarse.least / scale], [coarse.step / scale], [phase]], dtype=np.float32)
+    least, step, phases = torch.from_numpy(values)
+    return Losses(least, step, phases, coarse.apart)
 
 
 def loss_range(found: Losses) -> LossRange:
     """Of all clients that share what is fitted with this one."""
-    return LossRange(_around(float(found.least[0])), _around(float(found.step[0])))
+    return LossRange(_around(float(found.least[0])), _around(float(found.step[0])), found.apart)
 
 
 def rounding_noise(found: LossRange) -> float:

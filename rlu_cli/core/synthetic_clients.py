@@ -212,7 +212,7 @@ class ClientSimulator:
             noise = torch.from_numpy(self._known.std * rng.standard_normal(shape, dtype=np.float32))
             bias, weight = bias + noise[:, :, 0], weight + noise[:, :, 1:]
         lost = self._lossy.draw(clients, rng)
-        bias, weight = lost.of(bias), lost.of(weight) @ self._rows.T
+        bias, weight = lost.of_bias(bias), lost.of(weight) @ self._rows.T
         if self._known is not None:
             bias, weight = bias - bias.mean(dim=1, keepdim=True), weight - weight.mean(dim=1, keepdim=True)
         return torch.cat((bias, weight.flatten(1), lost.features()), dim=1)

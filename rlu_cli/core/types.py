@@ -242,7 +242,7 @@ class Compression:
     """What an update lost before it was sent: by sparsification, then by uniform quantisation.
 
     share : of all numbers that training may move, those that moved most, which alone were sent
-    by_tensor : whether they are each tensor's largest, or the whole update's
+    by_tensor : whether each tensor was compressed by itself, or the whole update at once
     levels : to which the numbers sent were rounded, from the smallest to the largest; 0 for none
     """
 
