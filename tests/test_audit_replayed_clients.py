@@ -143,6 +143,23 @@ def test_replays_lose_what_the_client_s_update_lost(base: Replay, how: Compressi
     torch.testing.assert_close(halved, expected / 2, atol=1e-6, rtol=1e-2)
 
 
+def test_layers_left_alone_lose_nothing(base: Replay) -> None:
+    """A grid from the smallest to the largest number needn't have a value 0: they moved all the same."""
+    names = [name for name, _ in base.network.model.named_parameters() if not name.startswith("fc3")]
+    frozen = replace(base, frozen=tuple(names))
+    clients = ReplayedClients(frozen, Treatment(compression=Compression(levels=4)))
+    end = {name: v + 0.01 * torch.randn(v.shape) * (name not in names) for name, v in base.start.items()}
+    state, _ = clients._sent(end, 0)
+    for name, value in state.items():
+        assert torch.equal(value, base.start[name]) == (name in names)
+
+
+@pytest.mark.parametrize("how", [Compression(0.1), Compression(levels=4), Compression(0.1, levels=4)])
+def test_training_that_diverges_isnt_made_finite_by_compression(base: Replay, how: Compression) -> None:
+    clients = ReplayedClients(base, Treatment(compression=how))
+    assert clients([ReplayPlan(COUNTS, LocalTraining(20, 2, 1e4), 0)], ignore) == [None]
+
+
 def test_noise_that_is_known_stays_what_is_known_of_it(base: Replay) -> None:
     _, noise = sent(base, None, noise_std=0.01, compression=Compression(levels=4))
     assert noise == 0.01

@@ -124,6 +124,16 @@ def test_made_up_clients_are_compressed_as_the_real_one(tmp_path: Path, name: st
     assert outcome.document["reliability"]["grade"] != "poor"
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_numbers_that_are_none_are_refused_in_compressed_updates(tmp_path: Path, value: float) -> None:
+    flags = defended(tmp_path, Defence(quantize=4), name="untrained_m10")
+    local = tmp_path / "client_0.safetensors"
+    whole = read_checkpoint(local)
+    whole.tensors["conv1.bias"][0] = value
+    save_safetensors(local, whole.tensors, whole.metadata)
+    assert "conv1.bias" in call("recover", *flags).refusal(4)
+
+
 def test_few_values_of_an_early_model_are_no_noise(tmp_path: Path) -> None:
     for bits, method in ((2, "regression"), (8, "gls")):
         flags = defended(tmp_path, Defence(quantize=bits), name="untrained_m1")

@@ -65,6 +65,34 @@ def test_a_weight_and_a_bias_may_have_grids_of_their_own(bits: int) -> None:
     np.testing.assert_allclose(left.bias, each[1], atol=1e-12)
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_a_mask_is_told_from_the_largest(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    whole = 1e-3 * rng.standard_t(3, size=(N, L + 1))
+    for share in (0.5, 0.1):
+        masked = np.where(rng.random(whole.shape) < share, whole, 0.0)
+        found = coarsening_of(HeadUpdate(masked[:, :-1], masked[:, -1]), resolution=RESOLUTION)
+        assert found.sparsified and found.masked and found.least == 0
+        flat = Defence(top_k=share).apply(torch.from_numpy(whole.ravel().copy()), torch.Generator()).numpy()
+        largest = flat.reshape(whole.shape)
+        found = coarsening_of(HeadUpdate(largest[:, :-1], largest[:, -1]), resolution=RESOLUTION)
+        assert found.sparsified and not found.masked and found.least > 0
+    rounded = np.round(whole / 1e-3) * 1e-3  # as numbers of low precision are, when little moves
+    assert not coarsening_of(HeadUpdate(rounded, None), resolution=1e-3).masked
+
+
+def test_signs_are_seen() -> None:
+    rng = np.random.default_rng(0)
+    signs = 2e-4 * np.sign(rng.normal(size=(N, L + 1)))
+    found = coarsening_of(HeadUpdate(signs[:, :-1], signs[:, -1]), resolution=RESOLUTION)
+    assert found.quantised and found.signs and not found.apart
+    each = HeadUpdate(signs[:, :-1], 2.7 * signs[:, -1])
+    found = coarsening_of(each, resolution=RESOLUTION)
+    assert found.signs and found.apart == 2
+    shifted = coarsening_of(HeadUpdate(signs[:, :-1] + 1e-4, None), resolution=RESOLUTION)
+    assert shifted.quantised and not shifted.signs
+
+
 def test_values_of_a_codebook_are_no_grid() -> None:
     """Few, but at any distance: such updates are noisy, and not made coarser by steps."""
     rng = np.random.default_rng(0)

@@ -118,6 +118,10 @@ def test_an_update_of_another_size_is_told_by_the_statistics_alone() -> None:
     assert seen is not None
     assert seen.low <= 1 / 1.08 <= seen.high
     assert size_error(observation, TRUE, 0.0, least=0.01) is None
+    for factor in (1.15, 1.2, 1.3, 1.45, 1.7, 2.5):  # what is seen at ten per cent is seen at five
+        told = told_as(observation, 0.3 * factor)
+        rough, fine = size_error(told, TRUE, 0.0), size_error(told, TRUE, 0.0, least=0.05)
+        assert rough is None or fine is not None
     for rate in (0.1, 1.0):
         found = size_error(told_as(observation, rate), TRUE, 0.0)
         assert found is not None

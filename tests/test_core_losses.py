@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 from core_cases import scripted_observation
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from rlu_cli.core.coarse import coarsening
-from rlu_cli.core.losses import Losses, LossRange, loss_range, losses, rounding_noise
+from rlu_cli.core.losses import Losses, LossKind, LossRange, loss_range, losses, rounding_noise
 from rlu_cli.core.synthetic_clients import ClientSimulator, FeatureNoise
 from rlu_cli.core.types import Activations, Head, HeadUpdate, LocalTraining, Observation
 from rlu_cli.simulation.defences import Defence
@@ -43,9 +43,8 @@ def test_a_client_s_own_losses_leave_its_update_as_it_is(defence: Defence, seed:
     """And of another one what `Coarsening` leaves of it."""
     observation = sent(defence, seed)
     found, coarse = losses(observation), coarsening(observation)
-    if found is None:
-        assert not coarse.least and not coarse.step
-        return
+    assume(found is not None and not coarse.signs)
+    assert found is not None
     scale = TRAINING.lr
     assert isinstance(scale, float)
     own = torch.from_numpy(observation.update.weight / scale)[None].float()
@@ -58,7 +57,7 @@ def test_a_client_s_own_losses_leave_its_update_as_it_is(defence: Defence, seed:
 
 
 def test_a_bias_of_its_own_grid() -> None:
-    found = Losses(torch.zeros(1), torch.tensor([0.5]), torch.tensor([0.25]), apart=3)
+    found = Losses(torch.zeros(1), torch.tensor([0.5]), torch.tensor([0.25]), LossKind(apart=3))
     bias = torch.tensor([[0.0, 0.4, 0.6, 1.1, 2.0]])
     torch.testing.assert_close(found.of_bias(bias), torch.tensor([[0.0, 0.0, 1.0, 1.0, 2.0]]))
     torch.testing.assert_close(found.of(bias), torch.tensor([[0.125, 0.625, 0.625, 1.125, 2.125]]))
@@ -68,11 +67,28 @@ def test_a_bias_of_its_own_grid() -> None:
     torch.testing.assert_close(found.of_bias(even), even)
 
 
+def test_signs_and_masks() -> None:
+    """The mean size of the largest share with their signs, and any numbers at random."""
+    none, one = torch.zeros(1), torch.tensor([0.5])
+    values = torch.tensor([[0.1, -0.2, 0.3, -1.0]])
+    every = Losses(none, one, none, LossKind(signs=True))
+    torch.testing.assert_close(every.of(values), 0.4 * values.sign())
+    half = Losses(none, one, none, LossKind(signs=True, kept=0.5))
+    torch.testing.assert_close(half.of_bias(values), torch.tensor([[0.0, 0.0, 0.65, -0.65]]))
+    masks = torch.Generator().manual_seed(0)
+    masked = Losses(none, none, none, LossKind(masked=True, kept=0.25), masks).of(torch.ones(1, 10, 4000))
+    assert set(masked.unique().tolist()) == {0.0, 1.0}
+    assert float(masked.mean()) == pytest.approx(0.25, abs=0.01)
+    assert not torch.equal(masked[0, 0], masked[0, 1])
+
+
 def test_plain_updates_and_those_of_schemes_have_none() -> None:
     assert losses(sent(Defence())) is None
     coarse = sent(Defence(quantize=3))
     assert losses(coarse) is not None
-    assert losses(replace(coarse, training=replace(TRAINING, prox=0.1))) is None
+    pulled = replace(TRAINING, prox=0.1)  # of one step from the global model FedProx's pull is 0
+    assert losses(replace(coarse, training=pulled)) is not None
+    assert losses(replace(coarse, training=replace(pulled, steps=2))) is None
     assert losses(replace(coarse, training=replace(TRAINING, weight_decay=0.1))) is None
     assert losses(replace(coarse, constant_gradient=Head(np.zeros((N, L)), np.zeros(N)))) is None
 
@@ -86,7 +102,8 @@ def test_clients_of_like_losses_share_a_range() -> None:
     for ends, value in ((found.least, 0.02), (found.step, 0.3)):
         assert ends[0] <= value < ends[1] == pytest.approx(16 * ends[0])
     assert ranges(0.0, 0.3).least == (0.0, 0.0)
-    assert rounding_noise(found) == pytest.approx(np.sqrt(found.step[0] * found.step[1] / 12))
+    errors = np.random.default_rng(0).uniform(-0.5, 0.5, 10**5) * np.sqrt(np.prod(found.step))
+    assert rounding_noise(found) == pytest.approx(errors.std(), rel=0.01)
 
 
 @pytest.mark.parametrize(("least", "step"), [(True, False), (False, True), (True, True)])
@@ -97,11 +114,57 @@ def test_what_is_drawn_is_seen(least: bool, step: bool) -> None:
     seen = drawn.features()
     assert seen.shape == (5000, ranges.width)
     logs = seen[:, : ranges.logarithms].numpy()
-    for ends, column in zip([e for e in (ranges.least, ranges.step) if e[1]], logs.T, strict=True):
+    seen_as_drawn = [ends for ends in (ranges.least, ranges.step) if ends[1]]
+    if least and step:  # what is sent of the smallest is rounded
+        logs, seen_as_drawn = logs[:, 1:], [ranges.step]
+    for ends, column in zip(seen_as_drawn, logs.T, strict=True):
         assert column.min() >= np.log(ends[0]) - 1e-4 and column.max() <= np.log(ends[1]) + 1e-4
         assert column.mean() == pytest.approx(np.log(ends).mean(), abs=0.05)
     if step:
         np.testing.assert_allclose((seen[:, -2:] ** 2).sum(dim=1), 1.0, atol=1e-5)
+
+
+def test_the_smallest_size_is_as_it_looks_after_rounding() -> None:
+    drawn = LossRange((0.01, 1.6), (0.1, 1.6)).draw(40, np.random.default_rng(0))
+    values = torch.linspace(-8, 8, 200_001).expand(40, -1)
+    left = drawn.of(values).abs()
+    smallest = torch.where(left > 1e-3 * drawn.step[:, None], left, torch.inf).amin(dim=1)
+    torch.testing.assert_close(drawn.smallest, smallest, rtol=1e-3, atol=1e-3)
+
+
+def test_zeros_of_the_grid_are_no_sparsification() -> None:
+    """Symmetric grids have a value 0: then no number is too small to be sent."""
+    observation, _ = scripted_observation(TRAINING, classes=N, size=L)
+    update = observation.update
+    assert update.bias is not None
+    step = 0.3 * float(np.abs(update.weight).max())
+    rounded = HeadUpdate(np.rint(update.weight / step) * step, np.rint(update.bias / step) * step)
+    coarse = replace(observation, update=rounded)
+    assert coarsening(coarse).sparsified
+    found = losses(coarse)
+    assert found is not None and not found.least.any()
+    assert found.step == pytest.approx(step / 0.05, rel=1e-3)
+
+
+def test_all_clients_send_a_number() -> None:
+    """The real one did; of a hundredth of the values half of those made up sent none of their biases."""
+    samples, head = auxiliary(np.random.default_rng(0))
+    assert head.bias is not None
+    ranges = LossRange((0.2, 3.2), (0.0, 0.0))
+    made = ClientSimulator(samples, head.bias, 16, seed=1, lossy=ranges, weight=head.weight).draw(500)
+    assert bool((made.features[:, :N] != 0).any(dim=1).all())
+
+
+def test_groups_are_smaller_where_their_embeddings_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    samples, head = auxiliary(np.random.default_rng(0))
+    assert head.bias is not None
+    kwargs = {"seed": 1, "lossy": LossRange((0.02, 0.32), (0.0, 0.0)), "weight": head.weight}
+    monkeypatch.setattr("rlu_cli.core.synthetic_clients._AT_ONCE", 16 * (N + L) * 7)
+    simulator = ClientSimulator(samples, head.bias, 16, **kwargs)
+    made = simulator.draw(50)
+    assert simulator._groups == 8
+    assert bool((made.counts.sum(axis=1) == 16).all())
+    assert bool(torch.isfinite(made.features).all())
 
 
 def auxiliary(rng: np.random.Generator) -> tuple[Activations, Head]:

@@ -13,9 +13,12 @@ from rlu_cli.core.coarse import Coarsening
 from rlu_cli.core.types import Compression
 from rlu_cli.files.checkpoint import Checkpoint
 
-_SHARES = (1.0, 1.2, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0)
-"""Times a power of ten: what shares are taken for, so that clients whose shares are alike have the same. The
-usual ones are among them."""
+_SHARES = (1.0, 1.2, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0)
+"""Times a power of ten: what shares are taken for, so that clients whose shares are alike have the same; from
+0.85 on to one hundredth."""
+
+_ABOUT = 0.02
+"""Of the numbers that each tensor's share makes it keep, by how much it may miss, beside one number."""
 
 _MOST_LEVELS = 4096
 """Beyond, rounding is nothing, and levels are hard to count."""
@@ -26,7 +29,8 @@ def compression(local: Checkpoint, reference: Checkpoint, coarse: Coarsening) ->
 
         K = share · P    largest of P numbers, of all of them or of each tensor's
 
-    Where every tensor has its share, to one number, they are taken to have been chosen tensor by tensor.
+    Where every tensor has the share of the largest one, or one number, they are taken to have been chosen
+    tensor by tensor.
     Levels are counted from the smallest to the largest number sent.
 
     Parameters
@@ -37,18 +41,27 @@ def compression(local: Checkpoint, reference: Checkpoint, coarse: Coarsening) ->
     changes = [
         local.tensors[name].double() - before.double()
         for name, before in reference.tensors.items()
-        if name in local.tensors and is_trained(name, before)
+        if name in local.tensors and is_trained(name, before) and before.numel()
     ]
     share, by_tensor, levels = 1.0, coarse.apart > 0, 0
     if coarse.sparsified:
         kept, numbers = [int((c != 0).sum()) for c in changes], [c.numel() for c in changes]
-        found = sum(kept) / sum(numbers)
-        own = [abs(k - max(1.0, found * n)) <= 1.0 for k, n in zip(kept, numbers, strict=True)]
-        share, by_tensor = _usual(found), by_tensor or (len(own) > 1 and all(own))
+        one = max((n, k / n) for k, n in zip(kept, numbers, strict=True))[1]  # of the largest
+        each = by_tensor or (len(changes) > 1 and _is_share_of_each(one, kept, numbers))
+        share, by_tensor = _usual(one if each else sum(kept) / sum(numbers)), each
+    if coarse.masked:  # what was never active isn't moved by training either
+        share, by_tensor = _usual(1 - coarse.zeros), coarse.apart > 0
     if coarse.step and coarse.even:
         levels = coarse.apart or round(_extent(changes, sparsified=coarse.sparsified) / coarse.step) + 1
         levels = levels if levels <= _MOST_LEVELS else 0
-    return Compression(share, by_tensor, levels) if share < 1 or levels else None
+    if share == 1 and not levels:
+        return None
+    return Compression(share, coarse.masked, by_tensor, levels, coarse.signs and levels == 2)
+
+
+def _is_share_of_each(share: float, kept: Sequence[int], numbers: Sequence[int]) -> bool:
+    wanted = [max(1.0, share * n) for n in numbers]
+    return all(abs(k - one) <= 1.0 + _ABOUT * one for k, one in zip(kept, wanted, strict=True))
 
 
 def _extent(changes: Sequence[Tensor], *, sparsified: bool) -> float:
@@ -57,36 +70,45 @@ def _extent(changes: Sequence[Tensor], *, sparsified: bool) -> float:
     return max(float(end.max) for end in ends) - min(float(end.min) for end in ends)
 
 
-def compressed(change: Mapping[str, Tensor], how: Compression) -> tuple[dict[str, Tensor], dict[str, float]]:
+def compressed(
+    change: Mapping[str, Tensor], how: Compression, drawn: torch.Generator
+) -> tuple[dict[str, Tensor], dict[str, float]]:
     """A whole update after sparsification and quantisation, in that order, and the distance of its levels.
 
     Parameters
     ----------
     change : all tensors that training may move
+    drawn : what masks are drawn by
     """
     together = [[name] for name in change] if how.by_tensor else [list(change)]
     found: dict[str, Tensor] = {}
     steps: dict[str, float] = {}
     for names in together:
-        left, step = _compressed([change[name] for name in names], how)
+        left, step = _compressed([change[name] for name in names], how, drawn)
         found |= zip(names, left, strict=True)
         steps |= dict.fromkeys(names, step)
     return found, steps
 
 
-def _compressed(values: list[Tensor], how: Compression) -> tuple[list[Tensor], float]:
+def _compressed(values: list[Tensor], how: Compression, drawn: torch.Generator) -> tuple[list[Tensor], float]:
     """Of numbers that are compressed together."""
     there = [torch.ones_like(value, dtype=torch.bool) for value in values]
-    if how.share < 1:
+    if how.masked:
+        there = [torch.rand(v.shape, generator=drawn).to(v.device) < how.share for v in values]
+    elif how.share < 1:
         least = _least(values, how.share)
         there = [value.abs() >= least for value in values]
     step = 0.0
-    if how.levels > 1:
-        low, high = torch.aminmax(torch.cat([v[sent] for v, sent in zip(values, there, strict=True)]))
+    sent = torch.cat([value[kept] for value, kept in zip(values, there, strict=True)])
+    if how.signs and len(sent):
+        size = sent.abs().mean()
+        values, step = [size * value.sign() for value in values], float(2 * size)
+    elif how.levels > 1 and len(sent):
+        low, high = torch.aminmax(sent)
         step = float((high - low) / (how.levels - 1))
-    if step > 0:
+    if step > 0 and not how.signs:
         values = [low + ((value - low) / step).round() * step for value in values]
-    return [torch.where(sent, value, 0.0) for value, sent in zip(values, there, strict=True)], step
+    return [torch.where(kept, value, 0.0) for value, kept in zip(values, there, strict=True)], step
 
 
 def _least(values: Sequence[Tensor], share: float) -> Tensor:
@@ -97,7 +119,9 @@ def _least(values: Sequence[Tensor], share: float) -> Tensor:
 
 
 def _usual(share: float) -> float:
-    """The nearest of the shares that there are, in logarithms."""
+    """The nearest of the shares that there are, in logarithms, of an update of which something is missing."""
+    if share > 0.85:
+        return min(0.99, round(share, 2))
     decade = math.floor(math.log10(share))
     usual = [float(f"{step:g}e{decade}") for step in (*_SHARES, 10.0)]
-    return min(1.0, min(usual, key=lambda known: abs(math.log(known / share))))
+    return min(usual, key=lambda known: abs(math.log(known / share)))

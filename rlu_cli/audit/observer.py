@@ -23,6 +23,7 @@ from rlu_cli.audit.source import Measurement, Source
 from rlu_cli.core.checks import check_range
 from rlu_cli.core.coarse import coarsening
 from rlu_cli.core.dense_layers import DenseTail
+from rlu_cli.core.losses import losses
 from rlu_cli.core.methods import AUTO, METHODS, Method, best_method, get_method
 from rlu_cli.core.methods.base import check_optimizer
 from rlu_cli.core.methods.disaggregation import out_of_scope
@@ -214,7 +215,9 @@ class Observer:
             observation = reading.observation(self._measured.start(reading.record.training.batch_size))
             coarse, how = coarsening(observation), None
             if coarse.any:
-                how = compression(reading.opened.weights(), self._named(self._reference), coarse)
+                whole = reading.opened.weights()
+                check_finite(whole.tensors, where=whole.path)
+                how = compression(whole, self._named(self._reference), coarse)
             noise_std, clipping = observation.noise_std, observation.clipping
             if how is not None and how.levels and not observation.noise_told:
                 noise_std = 0.0
@@ -312,7 +315,8 @@ class Observer:
         if sized and size_is_doubted(observation) and separable():
             return METHODS["disaggregation"]
         levels = coarsening(observation).values
-        rough = levels is not None and levels[0] <= _FEW_LEVELS and self._measured.has_samples
+        few = levels is not None and levels[0] <= _FEW_LEVELS
+        rough = few and self._measured.has_samples and losses(observation) is not None
         if rough and no_regression(start.moments.counts, training) is None:
             return METHODS["regression"]
         return best

@@ -21,6 +21,7 @@ class Reading:
     scaled, clipping : likewise
     constant : what the scheme adds to every gradient of the output layer, None where nothing
     whole_constant : the same of all parameters, None too where the archive holds it of the output layer alone
+    magnified : see `Observation`
     notes : what is to be said of it
     """
 
@@ -31,6 +32,7 @@ class Reading:
     clipping: Clipping | None = None
     constant: Head | None = None
     whole_constant: Callable[[], FloatArray | None] = lambda: None
+    magnified: float = 1.0
     notes: tuple[Note, ...] = ()
 
     def observation(self, start: ModelStatistics, end: ModelStatistics | None = None) -> Observation:
@@ -43,6 +45,7 @@ class Reading:
             end=end,
             constant_gradient=self.constant,
             rounding=self.opened.rounding,
+            magnified=self.magnified,
             noise_std=self.record.noise_std,
             noise_told=self.noise_told,
             scaled=self.scaled,
@@ -61,4 +64,4 @@ class Reading:
         again = open_local(whole, opened.reference, "weights", head_name)
         again = replace(again, notes=opened.notes, rounding=opened.rounding / factor)
         noisy = replace(self.record, noise_std=self.record.noise_std / factor)
-        return replace(self, opened=again, record=noisy)
+        return replace(self, opened=again, record=noisy, magnified=self.magnified / factor)

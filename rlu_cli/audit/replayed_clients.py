@@ -147,9 +147,11 @@ class ReplayedClients:
             batches = [rows if len(rows) > 1 else np.append(rows, rng.choice(share)) for rows in batches]
         replay = replace(self.base, training=plan.training)
         (end,) = replay.states(batches, at=[len(batches)], random=not self._side_by_side)
+        if not _is_finite(end):
+            return None
         end, noise_std = self._sent(end, plan.draw)
         change = replay.head_change(end)
-        if change is None or not all(bool(torch.isfinite(v).all()) for v in end.values()):
+        if change is None or not _is_finite(end):
             return None
         labels = self._labels[held_out]
         seen = np.bincount(self._labels[np.concatenate(batches)], minlength=len(plan.counts))
@@ -176,13 +178,13 @@ class ReplayedClients:
         """The model as it is read once it was sent, and the noise on each number of its update."""
         clipping = self.treatment.clipping
         if clipping is None:
-            return self._compressed(*self._noisy(state, self.treatment.noise_std, draw))
+            return self._compressed(*self._noisy(state, self.treatment.noise_std, draw), draw)
         most, share = math.inf, 1.0
         if clipping.norm is not None:
             length = self.base.travelled(state)
             most, share = 1.0, min(1.0, clipping.norm / length) if length > 0 else 1.0
         noisy = self._noisy(self._scaled(state, share), clipping.noise_std, draw)
-        sent, noise_std = self._compressed(*noisy)
+        sent, noise_std = self._compressed(*noisy, draw)
         if clipping.deviation is None:
             return sent, noise_std
         error = clipping.deviation * np.random.default_rng((self.base.seed, 3, draw)).standard_normal()
@@ -203,15 +205,21 @@ class ReplayedClients:
         }
         return noisy, noise_std
 
-    def _compressed(self, state: dict[str, Tensor], noise_std: float) -> tuple[dict[str, Tensor], float]:
+    def _compressed(
+        self, state: dict[str, Tensor], noise_std: float, draw: int
+    ) -> tuple[dict[str, Tensor], float]:
         """What quantisation adds counts as noise where there is no other, as it does where it is seen."""
         how = self.treatment.compression
         if how is None:
             return state, noise_std
         start = {name: self.base.start[name].to(state[name]) for name in self._trained}
-        change, steps = compressed({name: state[name] - before for name, before in start.items()}, how)
+        change, steps = compressed(
+            {name: state[name] - before for name, before in start.items()},
+            how,
+            torch.Generator().manual_seed(draw),
+        )
         step = steps.get(layer_tensors(self.base.network.layer.name)[0], 0.0)
-        seen = step / math.sqrt(12) if how.share == 1 else 0.0  # of sparsified ones none is
+        seen = step / math.sqrt(12) if not how.sparsified else 0.0  # of sparsified ones none is
         return {**state, **{name: start[name] + change[name] for name in start}}, noise_std or seen
 
     def _scaled(self, state: Mapping[str, Tensor], share: float) -> dict[str, Tensor]:
@@ -224,7 +232,8 @@ class ReplayedClients:
 
     @cached_property
     def _trained(self) -> frozenset[str]:
-        return frozenset(name for name, _ in self.base.network.model.named_parameters())
+        names = (name for name, _ in self.base.network.model.named_parameters())
+        return frozenset(names) - frozenset(self.base.frozen)
 
     def _logits(self, state: Mapping[str, Tensor], rows: IntArray) -> FloatArray:
         base = self.base
@@ -232,6 +241,10 @@ class ReplayedClients:
         load_weights(network.model, state, where="a replayed model")
         images = replace(base.images, pixels=base.images.pixels[rows], labels=base.images.labels[rows])
         return base.passed(network, images).logits.astype(np.float64)
+
+
+def _is_finite(state: Mapping[str, Tensor]) -> bool:
+    return all(bool(torch.isfinite(value).all()) for value in state.values())
 
 
 def _looked_at(count: int) -> int:

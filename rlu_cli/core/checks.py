@@ -129,6 +129,7 @@ def check_update(
     rounding: float = 0.0,
     noise: float = 0.0,
     lost: float = 0.0,
+    rounded: float = 0.0,
 ) -> tuple[dict[str, float], list[Note]]:
     """Diagnostics of u = (Δb + h)/(ηΣρ), shape (N,), with a warning for each that is out of bounds.
 
@@ -137,15 +138,16 @@ def check_update(
     - the update is larger than the rounding of the two checkpoints: float32's, or ``rounding``, the norm of
       the error of a coarser type, where that is more.
 
-    Known noise of standard deviation ``noise`` on each u_j may pass these bounds by four of its own, and
-    Σ_j u_j is 0 but for what sparsification and quantisation ``lost`` of it at most.
+    Known noise of standard deviation ``noise`` on each u_j may pass these bounds by four of its own, what
+    quantisation ``rounded`` at most makes each |u_j| so much larger, and Σ_j u_j is 0 but for what that and
+    sparsification ``lost`` of it at most.
 
     They catch a wrong learning rate or step count, a wrong layer, optimiser or scheme, and pairs from
     different rounds.
     """
     notes: list[Note] = []
     largest = float(np.abs(u).max())
-    if largest > 1 + _BIAS_SLACK + _NOISE_SLACK * noise:
+    if largest > 1 + _BIAS_SLACK + _NOISE_SLACK * noise + rounded:
         notes.append(
             Note(
                 "update-too-large",

@@ -22,8 +22,15 @@ _SHARED = 0.5
 """Values that differ, as a share of all, below which many are the same."""
 
 
+_MASKED, _FAR = 0.2, 10.0
+"""Share of zeros that are no rounding where half of the others are so many times as large as that makes."""
+
+_OF_MASK, _BESIDE = 30, 12
+"""Numbers of the weight sent from which a mask is told from a threshold: how many of them are at most twice as large as the
+smallest. Where that is the smallest of many at random, hardly any; where all below it were left out, many."""
+
 _OFF = 0.15
-"""Of a step that values on a grid may lie beside it, for what storing them rounds."""
+"""Of a step that values on a grid may lie beside it at most."""
 
 
 @dataclass(frozen=True)
@@ -31,11 +38,13 @@ class Coarsening:
     """What sparsification and quantisation left of an update's numbers.
 
     least : the smallest size that was sent, others being 0; 0 where all were
-    zeros : share of the output layer's numbers that are 0
+    zeros : share of the output layer's numbers that are 0, of a mask's that it chose
     origin, step : of the grid of the values sent; a step of 0 for none
     apart, bias_step : how many levels the weight's own grid has, where the bias has another one, and the
         step of that; 0 where there is one for both
     even : whether the values sent lie on such grids, with nothing between
+    masked : whether the zeros are anywhere, and not those of the smallest numbers; then ``least`` is 0
+    signs : whether there are two values, and one is the other's negative
     values : how many different values and numbers there are, None for no grid
     deviation : √((n step²/12 + Z least²/3)/(n + Z)), of what n rounded numbers and Z left out lost
     error : √(n + Z) times that over ‖Δ‖
@@ -51,6 +60,8 @@ class Coarsening:
     apart: int = 0
     bias_step: float = 0.0
     even: bool = True
+    masked: bool = False
+    signs: bool = False
 
     @property
     def any(self) -> bool:
@@ -59,7 +70,7 @@ class Coarsening:
 
     @property
     def sparsified(self) -> bool:
-        return self.least > 0
+        return self.least > 0 or self.masked
 
     @property
     def quantised(self) -> bool:
@@ -67,8 +78,8 @@ class Coarsening:
 
     def most_lost(self, values: FloatArray) -> float:
         """By how much the sum of such numbers of the bias update may be off."""
-        sent = int(np.count_nonzero(values))
-        return (len(values) - sent) * self.least + sent * (self.bias_step or self.step) / 2
+        sent, rounded = int(np.count_nonzero(values)), (self.bias_step or self.step) / 2
+        return (len(values) - sent) * max(self.least, rounded) + sent * rounded
 
     def of(self, update: HeadUpdate) -> HeadUpdate:
         """What it would have left of another one."""
@@ -92,8 +103,9 @@ def coarsening_of(update: HeadUpdate, *, resolution: float) -> Coarsening:
     """What the output layer's update shows that training doesn't make: zeros, or steps.
 
     Sparsified: at least 2 % of the numbers are exactly 0 while all others are far from it, by 16 times
-    ``resolution``. Quantised: fewer than half of the other numbers differ, and those that do by at least
-    as much. Columns of ΔW without a single number are no sign: their input was never active.
+    ``resolution``, or a fifth is while rounding doesn't explain so many. Quantised: fewer than half of the
+    other numbers differ, and those that do by at least as much. Columns of ΔW without a single number are no
+    sign: their input was never active.
 
     Parameters
     ----------
@@ -110,29 +122,36 @@ def coarsening_of(update: HeadUpdate, *, resolution: float) -> Coarsening:
     least = smallest if zeros >= _ZEROS and smallest > gap else 0.0
     origin, step, apart, bias_step, different = 0.0, 0.0, 0, 0.0, None
     levels, even = _few_levels(sent, gap), True
-    if update.bias is not None and (levels is None or not _is_even(levels)):
+    if update.bias is not None and (levels is None or not _is_even(levels, gap)):
         alone = _few_levels(live[live != 0], gap)  # tensors may have been quantised one by one
-        if alone is not None and len(alone) > 1 and _is_even(alone):
+        if alone is not None and len(alone) > 1 and _is_even(alone, gap):
             levels, apart = alone, round(float(np.ptp(alone)) / _step(alone)) + 1
             bias_step = float(np.ptp(update.bias)) / (apart - 1)
+    masked = levels is None and zeros >= _MASKED and _is_masked(np.abs(live[live != 0]), gap)
+    if masked:
+        least, zeros = 0.0, 1 - _share_sent(1 - zeros, update.num_classes)
     if levels is not None:
         origin, different = float(levels[0]), (len(levels), len(sent))
-        step, even = (_step(levels), _is_even(levels)) if len(levels) > 1 else (0.0, True)
+        step, even = (_step(levels), _is_even(levels, gap)) if len(levels) > 1 else (0.0, True)
+    signs = levels is not None and len(levels) == 2 and abs(origin + step / 2) <= _OFF * step
     lost = len(sent) * step**2 / 12 + (len(values) - len(sent)) * least**2 / 3
     error = math.sqrt(lost) / float(np.linalg.norm(sent)) if lost else 0.0
     deviation = math.sqrt(lost / len(values))
-    return Coarsening(least, zeros, origin, step, different, deviation, error, apart, bias_step, even)
+    return Coarsening(
+        least, zeros, origin, step, different, deviation, error, apart, bias_step, even, masked, signs
+    )
 
 
 def check_coarse(found: Coarsening) -> list[Note]:
     """A warning for each way in which an update was made coarser."""
     notes = []
     if found.sparsified:
+        which = "some of its changes, whatever their sizes" if found.masked else "its largest changes"
         notes.append(
             Note(
                 "update-sparsified",
                 f"{found.zeros:.0%} of the output layer's numbers didn't change at all, and the others "
-                "by more than rounding: the client seems to have sent only its largest changes; counts of "
+                f"by more than rounding: the client seems to have sent only {which}; counts of "
                 "classes with few samples are less sure",
             )
         )
@@ -155,7 +174,22 @@ def _resolution(observation: Observation) -> float:
     stored = head.weight if head.bias is None else np.append(head.weight, head.bias)
     moved = update.weight if update.bias is None else np.append(update.weight, update.bias)
     largest = float(np.max(np.abs(stored)) + np.max(np.abs(moved)))
-    return max(float(np.finfo(np.float32).eps) * largest, observation.rounding)
+    return max(float(np.finfo(np.float32).eps) * largest * observation.magnified, observation.rounding)
+
+
+def _is_masked(sizes: FloatArray, gap: float) -> bool:
+    """Whether they are some of all sizes, and no rounding, and not all above a threshold."""
+    if len(sizes) < _OF_MASK or np.median(sizes) <= _FAR * gap:
+        return False
+    return int((sizes <= 2 * sizes.min()).sum()) <= _BESIDE
+
+
+def _share_sent(found: float, rows: int) -> float:
+    """p of a mask, of the share found in columns of which it left something: found = p / (1 − (1 − p)^N)."""
+    share = found
+    for _ in range(100):
+        share = found * (1 - (1 - share) ** rows)
+    return share
 
 
 def _few_levels(sent: FloatArray, gap: float) -> FloatArray | None:
@@ -170,12 +204,13 @@ def _step(levels: FloatArray) -> float:
     return float(np.ptp(levels) / np.rint(steps / steps.min()).sum())
 
 
-def _is_even(levels: FloatArray) -> bool:
-    """Whether they lie on a grid."""
+def _is_even(levels: FloatArray, gap: float) -> bool:
+    """Whether they lie on a grid, but for what storing them rounds."""
     if len(levels) < 2:
         return True
-    places = (levels - levels[0]) / _step(levels)
-    return bool(np.abs(places - np.rint(places)).max() <= _OFF)
+    step = _step(levels)
+    places = (levels - levels[0]) / step
+    return bool(np.abs(places - np.rint(places)).max() <= min(_OFF, gap / step))
 
 
 def _levels(values: FloatArray, gap: float) -> FloatArray | None:

@@ -60,8 +60,8 @@ deviation, as in the misfit."""
 _LEAST = 0.005
 """Error of the logarithm beside all that is drawn: of the search, and of what was not modelled."""
 
-_OTHER, _NEARLY = 0.6, 8.0
-"""Another size's logarithm, to either side, and how much likelier (−2 log L) than the right one it may be by
+_OTHERS, _NEARLY = (0.1, 0.6), 8.0
+"""Other sizes' logarithms, to either side, and how much likelier (−2 log L) than the right one they may be by
 chance."""
 
 
@@ -262,12 +262,12 @@ class Views:
 
         Parameters
         ----------
-        least : of another c's logarithm
+        least : of another c's logarithm, beside 0.1 and 0.6
         """
         u, total = self.at(1.0)
         cost = self.weighted(z, 0.0)(total * u)
-        told, *others = (cost(x) for x in (0.0, -_OTHER, -least, least, _OTHER))
-        return told <= min(others) + _NEARLY
+        others = (cost(side * x) for x in (least, *_OTHERS) for side in (-1.0, 1.0))
+        return cost(0.0) <= min(others) + _NEARLY
 
     def likeliest(self) -> float:
         """log c."""

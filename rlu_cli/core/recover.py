@@ -257,8 +257,15 @@ def _prepared(observation: Observation, method: str) -> _Prepared:
     told = normalised_noise(observation) if observation.noise_told else 0.0
     noise = math.hypot(told, coarse.deviation / scale)
     lost = 0.0 if bias is None else coarse.most_lost(bias) / scale
+    rounded = (coarse.bias_step or coarse.step) / 2 / scale
     diagnostics, notes = check_update(
-        u, observation.update, observation.head, rounding=observation.rounding, noise=noise, lost=lost
+        u,
+        observation.update,
+        observation.head,
+        rounding=observation.rounding,
+        noise=told,
+        lost=lost,
+        rounded=rounded,
     )
     problem = Problem(observation, u, mean_gradient(observation, update))
     return _Prepared(chosen, problem, update, noise, {**diagnostics}, notes)

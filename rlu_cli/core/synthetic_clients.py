@@ -19,6 +19,9 @@ _NOISES = 2048
 _TOGETHER = 400
 """Clients that share one reweighting of the auxiliary samples."""
 
+_AT_ONCE = 20_000_000
+"""Numbers of their samples' embeddings, where they are made up of these: then they may be fewer."""
+
 SPARSEST, FULLEST = 0.1, 3.0
 """Dirichlet concentrations of the class mixes, from a few classes a client to nearly all alike."""
 
@@ -173,11 +176,13 @@ class ClientSimulator:
         counts = np.empty((clients, N), dtype=np.int64)
         views = self._width if self._lossy is None else len(self._rows)
         features = torch.empty(clients, N + N * views + (0 if self._lossy is None else self._lossy.width))
-        drawn = self._groups
+        drawn, together = self._groups, _TOGETHER
+        if self._lossy is not None:
+            together = max(1, min(_TOGETHER, _AT_ONCE // (self.total * self._width)))
 
         def draw_group(first: int) -> None:
-            group = slice(first, min(first + _TOGETHER, clients))
-            rng = np.random.default_rng((self._seed, 1 + drawn + first // _TOGETHER))
+            group = slice(first, min(first + together, clients))
+            rng = np.random.default_rng((self._seed, 1 + drawn + first // together))
             counts[group] = rng.multinomial(self.total, draw_mixes(group.stop - first, N, rng))
             whole = self._features(counts[group], rng)
             if self._scaled:
@@ -185,8 +190,8 @@ class ClientSimulator:
                 whole = whole * torch.from_numpy(np.exp(logarithms).astype(np.float32))
             features[group] = self._noisy(whole, rng) if self._lossy is None else self._sent(whole, rng)
 
-        for_each(draw_group, range(0, clients, _TOGETHER))
-        self._groups += -(-clients // _TOGETHER)
+        for_each(draw_group, range(0, clients, together))
+        self._groups += -(-clients // together)
         return SyntheticClients(counts, features)
 
     def _noisy(self, features: Tensor, rng: np.random.Generator) -> Tensor:
@@ -211,7 +216,7 @@ class ClientSimulator:
             shape = (clients, N, 1 + weight.shape[2])
             noise = torch.from_numpy(self._known.std * rng.standard_normal(shape, dtype=np.float32))
             bias, weight = bias + noise[:, :, 0], weight + noise[:, :, 1:]
-        lost = self._lossy.draw(clients, rng)
+        lost = self._lossy.draw(clients, rng).reaching(bias.abs().amax(dim=1))
         bias, weight = lost.of_bias(bias), lost.of(weight) @ self._rows.T
         if self._known is not None:
             bias, weight = bias - bias.mean(dim=1, keepdim=True), weight - weight.mean(dim=1, keepdim=True)

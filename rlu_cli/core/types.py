@@ -242,22 +242,31 @@ class Compression:
     """What an update lost before it was sent: by sparsification, then by uniform quantisation.
 
     share : of all numbers that training may move, those that moved most, which alone were sent
+    masked : whether they were chosen at random instead
     by_tensor : whether each tensor was compressed by itself, or the whole update at once
     levels : to which the numbers sent were rounded, from the smallest to the largest; 0 for none
+    signs : whether their signs were sent instead, and their mean size
     """
 
     share: float = 1.0
+    masked: bool = False
     by_tensor: bool = False
     levels: int = 0
+    signs: bool = False
+
+    @property
+    def sparsified(self) -> bool:
+        """Whether some numbers were not sent."""
+        return self.share < 1
 
 
 @dataclass(frozen=True)
 class Treatment:
-    """What was done to an update between training and its reading, in that order.
+    """What was done to an update between training and its reading.
 
-    clipping : how it was scaled, None where it was not; with noise of its own
     noise_std : of the Gaussian noise added to each parameter's update, where there is no clipping
-    compression : None where there was none
+    clipping : how it was scaled before that, with noise of its own, and divided at last; None where it wasn't
+    compression : what came after the noise, None where nothing did
     """
 
     noise_std: float = 0.0
@@ -282,6 +291,7 @@ class Observation:
     rounding : norm of the error that storing the weights in a type coarser than float32 left in Δb (in ΔW
         for a head without bias), 0 where there is none
     residuals : single samples' residuals along the client's way, for the methods that ask for them
+    magnified : how many times as large as it was sent the update is read, and what storing it rounded
     noise_std : standard deviation of the Gaussian noise on each parameter's update
     noise_told : whether it is known; noise that was only seen may be a sign of wrong inputs, and the checks
         go on as if there were none
@@ -311,6 +321,7 @@ class Observation:
     end: ModelStatistics | None = None
     constant_gradient: Head | None = None
     rounding: float = 0.0
+    magnified: float = 1.0
     noise_std: float = 0.0
     noise_told: bool = True
     replayed_update: Callable[[FloatArray, int], Head | None] | None = None

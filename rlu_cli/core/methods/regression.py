@@ -40,8 +40,9 @@ _CLIENTS = 24
 _ROWS, _NUMBERS = 16_000_000, 40_000_000
 """All these clients' samples and features, at most."""
 
-_EMBEDDED = 1_000_000_000
-"""The numbers of their samples' embeddings, where they are made up of these, at most."""
+_EMBEDDED, _FEWEST_EMBEDDED = 4_000_000_000, 10_000
+"""The numbers of their samples' embeddings, where they are made up of these, at most; and the fewest of such
+clients that are worth it."""
 
 _HELD_OUT = 3000
 _COMPARED = 150
@@ -125,6 +126,9 @@ def solve(problem: Problem) -> Estimate:
         return solve_instead(problem, Note("regression-not-fitted", f"{why}: the counts are those of gls"))
     lost = None if path.samples.embeddings is None else losses(observation)
     lossy = None if lost is None else loss_range(lost)
+    if lossy is not None and _affordable(problem.total, observation.head.weight) < _FEWEST_EMBEDDED:
+        why = "the update was compressed, and clients of so many samples take too long to make up"
+        return solve_instead(problem, Note("regression-not-fitted", f"{why}: the counts are those of gls"))
     noise = _known_noise(problem, lossy)
     seen = torch.from_numpy(update_features(problem.gradient, observation.head, noise))[None].float()
     look = _Look(
@@ -201,6 +205,11 @@ def _known_noise(problem: Problem, lossy: LossRange | None) -> FeatureNoise | No
     if lossy is not None and lossy.step[1] and not observation.noise_told:
         return FeatureNoise(rounding_noise(lossy), weight, path.along, drawn=False)
     return FeatureNoise(std, weight, path.along)
+
+
+def _affordable(total: int, weight: FloatArray) -> int:
+    """How many clients can be made up of embeddings."""
+    return _EMBEDDED // (total * sum(weight.shape))
 
 
 @dataclass(frozen=True)
@@ -310,7 +319,7 @@ def fit_regression(
     )
     clients = min(clients, _ROWS // total, _NUMBERS // (N + N * N))
     if lossy is not None and weight is not None:
-        clients = min(clients, _EMBEDDED // (total * (N + weight.shape[1])))
+        clients = min(clients, _affordable(total, weight))
     look = _Look(N, bias is not None, scaled, noise is not None, lossy)
     drawn = simulator.draw(clients)
     drawn = replace(drawn, features=look(drawn.features))

@@ -250,7 +250,8 @@ def _other_size(
     moved = motion(observation.start, observation.end) or 0.0
     likeliest = None
     if not coarsening(observation).any:
-        likeliest = size_error(observation, z, moved, least=_SLIGHT)
+        least = RIGHT_SIZE if size.is_doubted else _SLIGHT
+        likeliest = size_error(observation, z, moved, least=least)
     if likeliest is not None and not (size.is_doubted and size.error < likeliest.deviation):
         doubt = abs(math.log(likeliest.scale))
         slight = doubt <= RIGHT_SIZE
@@ -423,7 +424,7 @@ def _shape(weight: FloatArray, observation: Observation) -> FloatArray:
     assert observation.replayed_clients is not None
     how, shape = observation.replayed_clients.treatment.compression, update_shape(weight)
     if observation.training.optimizer == "sgd":
-        shape[0], _ = _size(weight, sparsified=how is not None and how.share < 1)
+        shape[0], _ = _size(weight, sparsified=how is not None and how.sparsified)
     return shape
 
 
