@@ -69,7 +69,7 @@ def test_a_weight_and_a_bias_may_have_grids_of_their_own(bits: int) -> None:
 def test_a_mask_is_told_from_the_largest(seed: int) -> None:
     rng = np.random.default_rng(seed)
     whole = 1e-3 * rng.standard_t(3, size=(N, L + 1))
-    for share in (0.5, 0.1):
+    for share in (0.5, 0.2):
         masked = np.where(rng.random(whole.shape) < share, whole, 0.0)
         found = coarsening_of(HeadUpdate(masked[:, :-1], masked[:, -1]), resolution=RESOLUTION)
         assert found.sparsified and found.masked and found.least == 0

@@ -25,9 +25,10 @@ _SHARED = 0.5
 _MASKED, _FAR = 0.2, 10.0
 """Share of zeros that are no rounding where half of the others are so many times as large as that makes."""
 
-_OF_MASK, _BESIDE = 30, 12
-"""Numbers of the weight sent from which a mask is told from a threshold: how many of them are at most twice as large as the
-smallest. Where that is the smallest of many at random, hardly any; where all below it were left out, many."""
+_OF_MASK, _BESIDE = 30, 5
+"""Numbers of the weight sent from which a mask is told from a threshold, and how many of them are at most
+twice as large as the smallest then: where that is the smallest of many at random, hardly any; where all below
+it were left out, a tenth at least."""
 
 _OFF = 0.15
 """Of a step that values on a grid may lie beside it at most."""
