@@ -80,7 +80,8 @@ class Coarsening:
     def most_lost(self, values: FloatArray) -> float:
         """By how much the sum of such numbers of the bias update may be off."""
         sent, rounded = int(np.count_nonzero(values)), (self.bias_step or self.step) / 2
-        return (len(values) - sent) * max(self.least, rounded) + sent * rounded
+        left_out = float(np.abs(values).max()) if self.masked else self.least
+        return (len(values) - sent) * max(left_out, rounded) + sent * rounded
 
     def of(self, update: HeadUpdate) -> HeadUpdate:
         """What it would have left of another one."""
