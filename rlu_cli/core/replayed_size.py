@@ -35,7 +35,7 @@ class RelativeSize:
 
     logarithm : of the factor
     deviation : standard deviation of the logarithm among replayed clients that point as near, and of noise
-    damage : `Coarsening.error`, of which replayed clients have none
+    damage : `Coarsening.error`, 0 where replayed clients lost as much
     repeats : logarithm of how much more of replayed updates may be chance, as their samples come again
     """
 

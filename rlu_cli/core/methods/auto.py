@@ -38,7 +38,7 @@ def best_method(
     """`disaggregation` or `regression` for one step of a trained model, `replay` for several, else `gls`.
 
     Averaged over the clients of any regime that was measured, each is at least as good there as `rlu`, or
-    level within the error (Scaffold and FedDyn at 80 %). `rlu` answers too where they don't have all that
+    level within the error (Scaffold at 80 %). `rlu` answers too where they don't have all that
     they need; see "Error bars" in the docs. How trained a model is shows in the error that `gls` foresees.
 
     Parameters
