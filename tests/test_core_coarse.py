@@ -65,20 +65,24 @@ def test_a_weight_and_a_bias_may_have_grids_of_their_own(bits: int) -> None:
     np.testing.assert_allclose(left.bias, each[1], atol=1e-12)
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_a_mask_is_told_from_the_largest(seed: int) -> None:
-    rng = np.random.default_rng(seed)
-    whole = 1e-3 * rng.standard_t(3, size=(N, L + 1))
-    for share in (0.5, 0.2):
-        masked = np.where(rng.random(whole.shape) < share, whole, 0.0)
-        found = coarsening_of(HeadUpdate(masked[:, :-1], masked[:, -1]), resolution=RESOLUTION)
-        assert found.sparsified and found.masked and found.least == 0
-        flat = Defence(top_k=share).apply(torch.from_numpy(whole.ravel().copy()), torch.Generator()).numpy()
-        largest = flat.reshape(whole.shape)
-        found = coarsening_of(HeadUpdate(largest[:, :-1], largest[:, -1]), resolution=RESOLUTION)
-        assert found.sparsified and not found.masked and found.least > 0
-    rounded = np.round(whole / 1e-3) * 1e-3  # as numbers of low precision are, when little moves
-    assert not coarsening_of(HeadUpdate(rounded, None), resolution=1e-3).masked
+@pytest.mark.parametrize("precision", [np.float32, np.float16])
+@pytest.mark.parametrize("batch", [1, 4, 32])
+def test_classes_that_a_sure_model_rules_out_are_no_sign(batch: int, precision: type) -> None:
+    """Their rows are below any rounding: 0, while others have any size."""
+    for seed in range(10):
+        rng = np.random.default_rng(seed)
+        logits = 3 * rng.normal(size=(batch, N)) - 40 * (rng.random(N) < 0.5)
+        labels = rng.choice(np.flatnonzero(logits[0] > -20), batch)
+        s = np.exp(logits - logits.max(axis=1, keepdims=True))
+        r = np.eye(N)[labels] - s / s.sum(axis=1, keepdims=True)
+        embeddings = np.maximum(rng.normal(size=(batch, L)), 0)
+        before = (0.1 * rng.normal(size=(N, L + 1))).astype(precision)
+        moved = 0.01 * np.column_stack((r.T @ embeddings, r.sum(axis=0))) / batch
+        after = (before.astype(np.float64) + moved).astype(precision)
+        change = after.astype(np.float64) - before
+        update = HeadUpdate(change[:, :-1], change[:, -1])
+        resolution = float(np.finfo(precision).eps) * float(np.abs(before).max())
+        assert not coarsening_of(update, resolution=resolution).any
 
 
 def test_signs_are_seen() -> None:
@@ -86,9 +90,16 @@ def test_signs_are_seen() -> None:
     signs = 2e-4 * np.sign(rng.normal(size=(N, L + 1)))
     found = coarsening_of(HeadUpdate(signs[:, :-1], signs[:, -1]), resolution=RESOLUTION)
     assert found.quantised and found.signs and not found.apart
+    other = found.of(HeadUpdate(rng.normal(size=(N, L)), None))
+    np.testing.assert_allclose(np.abs(other.weight), 2e-4)
     each = HeadUpdate(signs[:, :-1], 2.7 * signs[:, -1])
     found = coarsening_of(each, resolution=RESOLUTION)
     assert found.signs and found.apart == 2
+    for seed in range(5):  # one bit between the smallest and the largest number are no signs
+        drawn = np.random.default_rng(seed).standard_t(3, size=N * (L + 1))
+        bit = Defence(quantize=1).apply(torch.from_numpy(drawn), torch.Generator()).numpy()
+        found = coarsening_of(HeadUpdate(bit.reshape(N, L + 1), None), resolution=RESOLUTION)
+        assert found.quantised and not found.signs
     shifted = coarsening_of(HeadUpdate(signs[:, :-1] + 1e-4, None), resolution=RESOLUTION)
     assert shifted.quantised and not shifted.signs
 

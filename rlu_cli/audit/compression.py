@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from rlu_cli.audit.updates import is_trained
-from rlu_cli.core.coarse import Coarsening
+from rlu_cli.core.coarse import Coarsening, usual_share
 from rlu_cli.core.types import Compression
 from rlu_cli.files.checkpoint import Checkpoint
-
-_SHARES = (1.0, 1.2, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0)
-"""Times a power of ten: what shares are taken for, so that clients whose shares are alike have the same; from
-0.85 on to one hundredth."""
 
 _ABOUT = 0.02
 """Of the numbers that each tensor's share makes it keep, by how much it may miss, beside one number."""
@@ -48,15 +43,13 @@ def compression(local: Checkpoint, reference: Checkpoint, coarse: Coarsening) ->
         kept, numbers = [int((c != 0).sum()) for c in changes], [c.numel() for c in changes]
         one = max((n, k / n) for k, n in zip(kept, numbers, strict=True))[1]  # of the largest
         each = by_tensor or (len(changes) > 1 and _is_share_of_each(one, kept, numbers))
-        share, by_tensor = _usual(one if each else sum(kept) / sum(numbers)), each
-    if coarse.masked:  # what was never active isn't moved by training either
-        share, by_tensor = _usual(1 - coarse.zeros), coarse.apart > 0
+        share, by_tensor = usual_share(one if each else sum(kept) / sum(numbers)), each
     if coarse.step and coarse.even:
         levels = coarse.apart or round(_extent(changes, sparsified=coarse.sparsified) / coarse.step) + 1
         levels = levels if levels <= _MOST_LEVELS else 0
     if share == 1 and not levels:
         return None
-    return Compression(share, coarse.masked, by_tensor, levels, coarse.signs and levels == 2)
+    return Compression(share, by_tensor, levels, coarse.signs and levels == 2)
 
 
 def _is_share_of_each(share: float, kept: Sequence[int], numbers: Sequence[int]) -> bool:
@@ -70,32 +63,27 @@ def _extent(changes: Sequence[Tensor], *, sparsified: bool) -> float:
     return max(float(end.max) for end in ends) - min(float(end.min) for end in ends)
 
 
-def compressed(
-    change: Mapping[str, Tensor], how: Compression, drawn: torch.Generator
-) -> tuple[dict[str, Tensor], dict[str, float]]:
+def compressed(change: Mapping[str, Tensor], how: Compression) -> tuple[dict[str, Tensor], dict[str, float]]:
     """A whole update after sparsification and quantisation, in that order, and the distance of its levels.
 
     Parameters
     ----------
     change : all tensors that training may move
-    drawn : what masks are drawn by
     """
     together = [[name] for name in change] if how.by_tensor else [list(change)]
     found: dict[str, Tensor] = {}
     steps: dict[str, float] = {}
     for names in together:
-        left, step = _compressed([change[name] for name in names], how, drawn)
+        left, step = _compressed([change[name] for name in names], how)
         found |= zip(names, left, strict=True)
         steps |= dict.fromkeys(names, step)
     return found, steps
 
 
-def _compressed(values: list[Tensor], how: Compression, drawn: torch.Generator) -> tuple[list[Tensor], float]:
+def _compressed(values: list[Tensor], how: Compression) -> tuple[list[Tensor], float]:
     """Of numbers that are compressed together."""
     there = [torch.ones_like(value, dtype=torch.bool) for value in values]
-    if how.masked:
-        there = [torch.rand(v.shape, generator=drawn).to(v.device) < how.share for v in values]
-    elif how.share < 1:
+    if how.share < 1:
         least = _least(values, how.share)
         there = [value.abs() >= least for value in values]
     step = 0.0
@@ -116,12 +104,3 @@ def _least(values: Sequence[Tensor], share: float) -> Tensor:
     sizes = torch.cat([value.abs().flatten() for value in values])
     keep = min(max(1, round(share * len(sizes))), len(sizes))
     return torch.kthvalue(sizes, len(sizes) - keep + 1).values
-
-
-def _usual(share: float) -> float:
-    """The nearest of the shares that there are, in logarithms, of an update of which something is missing."""
-    if share > 0.85:
-        return min(0.99, round(share, 2))
-    decade = math.floor(math.log10(share))
-    usual = [float(f"{step:g}e{decade}") for step in (*_SHARES, 10.0)]
-    return min(usual, key=lambda known: abs(math.log(known / share)))

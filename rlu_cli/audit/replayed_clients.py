@@ -178,13 +178,13 @@ class ReplayedClients:
         """The model as it is read once it was sent, and the noise on each number of its update."""
         clipping = self.treatment.clipping
         if clipping is None:
-            return self._compressed(*self._noisy(state, self.treatment.noise_std, draw), draw)
+            return self._compressed(*self._noisy(state, self.treatment.noise_std, draw))
         most, share = math.inf, 1.0
         if clipping.norm is not None:
             length = self.base.travelled(state)
             most, share = 1.0, min(1.0, clipping.norm / length) if length > 0 else 1.0
         noisy = self._noisy(self._scaled(state, share), clipping.noise_std, draw)
-        sent, noise_std = self._compressed(*noisy, draw)
+        sent, noise_std = self._compressed(*noisy)
         if clipping.deviation is None:
             return sent, noise_std
         error = clipping.deviation * np.random.default_rng((self.base.seed, 3, draw)).standard_normal()
@@ -205,19 +205,13 @@ class ReplayedClients:
         }
         return noisy, noise_std
 
-    def _compressed(
-        self, state: dict[str, Tensor], noise_std: float, draw: int
-    ) -> tuple[dict[str, Tensor], float]:
+    def _compressed(self, state: dict[str, Tensor], noise_std: float) -> tuple[dict[str, Tensor], float]:
         """What quantisation adds counts as noise where there is no other, as it does where it is seen."""
         how = self.treatment.compression
         if how is None:
             return state, noise_std
-        start = {name: self.base.start[name].to(state[name]) for name in self._trained}
-        change, steps = compressed(
-            {name: state[name] - before for name, before in start.items()},
-            how,
-            torch.Generator().manual_seed(draw),
-        )
+        start = {name: self.base.start[name].to(state[name]) for name in state if name in self._trained}
+        change, steps = compressed({name: state[name] - before for name, before in start.items()}, how)
         step = steps.get(layer_tensors(self.base.network.layer.name)[0], 0.0)
         seen = step / math.sqrt(12) if not how.sparsified else 0.0  # of sparsified ones none is
         return {**state, **{name: start[name] + change[name] for name in start}}, noise_std or seen

@@ -22,13 +22,12 @@ _SHARED = 0.5
 """Values that differ, as a share of all, below which many are the same."""
 
 
-_MASKED, _FAR = 0.2, 10.0
-"""Share of zeros that are no rounding where half of the others are so many times as large as that makes."""
+_SHARES = (1.0, 1.2, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0)
+"""Times a power of ten: what shares are taken for, so that clients whose shares are alike have the same; from
+0.85 on to one hundredth."""
 
-_OF_MASK, _BESIDE = 30, 5
-"""Numbers of the weight sent from which a mask is told from a threshold, and how many of them are at most
-twice as large as the smallest then: where that is the smallest of many at random, hardly any; where all below
-it were left out, a tenth at least."""
+_EXACTLY = 1e-3
+"""How much smaller a number may come out of the same rounding than the least that was sent."""
 
 _OFF = 0.15
 """Of a step that values on a grid may lie beside it at most."""
@@ -39,12 +38,11 @@ class Coarsening:
     """What sparsification and quantisation left of an update's numbers.
 
     least : the smallest size that was sent, others being 0; 0 where all were
-    zeros : share of the output layer's numbers that are 0, of a mask's that it chose
+    zeros : share of the output layer's numbers that are 0
     origin, step : of the grid of the values sent; a step of 0 for none
     apart, bias_step : how many levels the weight's own grid has, where the bias has another one, and the
         step of that; 0 where there is one for both
     even : whether the values sent lie on such grids, with nothing between
-    masked : whether the zeros are anywhere, and not those of the smallest numbers; then ``least`` is 0
     signs : whether there are two values, and one is the other's negative
     values : how many different values and numbers there are, None for no grid
     deviation : √((n step²/12 + Z least²/3)/(n + Z)), of what n rounded numbers and Z left out lost
@@ -61,7 +59,6 @@ class Coarsening:
     apart: int = 0
     bias_step: float = 0.0
     even: bool = True
-    masked: bool = False
     signs: bool = False
 
     @property
@@ -71,7 +68,7 @@ class Coarsening:
 
     @property
     def sparsified(self) -> bool:
-        return self.least > 0 or self.masked
+        return self.least > 0
 
     @property
     def quantised(self) -> bool:
@@ -80,8 +77,7 @@ class Coarsening:
     def most_lost(self, values: FloatArray) -> float:
         """By how much the sum of such numbers of the bias update may be off."""
         sent, rounded = int(np.count_nonzero(values)), (self.bias_step or self.step) / 2
-        left_out = float(np.abs(values).max()) if self.masked else self.least
-        return (len(values) - sent) * max(left_out, rounded) + sent * rounded
+        return (len(values) - sent) * max(self.least, rounded) + sent * rounded
 
     def of(self, update: HeadUpdate) -> HeadUpdate:
         """What it would have left of another one."""
@@ -92,8 +88,14 @@ class Coarsening:
         return HeadUpdate(self._left(update.weight, self.origin, self.step), bias)
 
     def _left(self, values: FloatArray, origin: float, step: float) -> FloatArray:
+        if self.signs:
+            count = max(1, round((1 - self.zeros) * values.size))
+            least = np.sort(np.abs(values), axis=None)[-count]
+            return np.where(np.abs(values) < least, 0.0, self.step / 2 * np.sign(values))
         on_grid = origin + np.rint((values - origin) / step) * step if step else values
-        return np.where(np.abs(values) < self.least, 0.0, on_grid) if self.least else on_grid
+        return (
+            np.where(np.abs(on_grid) < self.least * (1 - _EXACTLY), 0.0, on_grid) if self.least else on_grid
+        )
 
 
 def coarsening(observation: Observation) -> Coarsening:
@@ -105,16 +107,18 @@ def coarsening_of(update: HeadUpdate, *, resolution: float) -> Coarsening:
     """What the output layer's update shows that training doesn't make: zeros, or steps.
 
     Sparsified: at least 2 % of the numbers are exactly 0 while all others are far from it, by 16 times
-    ``resolution``, or a fifth is while rounding doesn't explain so many. Quantised: fewer than half of the
-    other numbers differ, and those that do by at least as much. Columns of ΔW without a single number are no
-    sign: their input was never active.
+    ``resolution``. Quantised: fewer than half of the other numbers differ, and those that do by at least as
+    much. Columns of ΔW without a single number are no sign: their input was never active. Nor are such rows:
+    the model was too sure that nothing is of their classes.
 
     Parameters
     ----------
     resolution : the largest rounding error of a difference of two stored numbers
     """
-    live = update.weight[:, np.any(update.weight != 0, axis=0)]
-    values = live.ravel() if update.bias is None else np.concatenate((live.ravel(), update.bias))
+    rows, columns = (np.any(update.weight != 0, axis=axis) for axis in (1, 0))
+    live = update.weight[rows][:, columns]
+    bias = None if update.bias is None else update.bias[rows | (update.bias != 0)]
+    values = live.ravel() if bias is None else np.concatenate((live.ravel(), bias))
     if len(values) < _FEWEST:
         return Coarsening(0.0, 0.0, 0.0, 0.0, None, 0.0, 0.0)
     gap = _CLEAR * max(resolution, np.finfo(float).tiny)
@@ -124,36 +128,30 @@ def coarsening_of(update: HeadUpdate, *, resolution: float) -> Coarsening:
     least = smallest if zeros >= _ZEROS and smallest > gap else 0.0
     origin, step, apart, bias_step, different = 0.0, 0.0, 0, 0.0, None
     levels, even = _few_levels(sent, gap), True
-    if update.bias is not None and (levels is None or not _is_even(levels, gap)):
+    if bias is not None and (levels is None or not _is_even(levels, gap)):
         alone = _few_levels(live[live != 0], gap)  # tensors may have been quantised one by one
         if alone is not None and len(alone) > 1 and _is_even(alone, gap):
             levels, apart = alone, round(float(np.ptp(alone)) / _step(alone)) + 1
-            bias_step = float(np.ptp(update.bias)) / (apart - 1)
-    masked = levels is None and zeros >= _MASKED and _is_masked(np.abs(live[live != 0]), gap)
-    if masked:
-        least, zeros = 0.0, 1 - _share_sent(1 - zeros, update.num_classes)
+            bias_step = float(np.ptp(bias[bias != 0] if least and np.any(bias) else bias)) / (apart - 1)
     if levels is not None:
         origin, different = float(levels[0]), (len(levels), len(sent))
         step, even = (_step(levels), _is_even(levels, gap)) if len(levels) > 1 else (0.0, True)
-    signs = levels is not None and len(levels) == 2 and abs(origin + step / 2) <= _OFF * step
+    signs = levels is not None and len(levels) == 2 and abs(origin + step / 2) <= gap
     lost = len(sent) * step**2 / 12 + (len(values) - len(sent)) * least**2 / 3
     error = math.sqrt(lost) / float(np.linalg.norm(sent)) if lost else 0.0
     deviation = math.sqrt(lost / len(values))
-    return Coarsening(
-        least, zeros, origin, step, different, deviation, error, apart, bias_step, even, masked, signs
-    )
+    return Coarsening(least, zeros, origin, step, different, deviation, error, apart, bias_step, even, signs)
 
 
 def check_coarse(found: Coarsening) -> list[Note]:
     """A warning for each way in which an update was made coarser."""
     notes = []
     if found.sparsified:
-        which = "some of its changes, whatever their sizes" if found.masked else "its largest changes"
         notes.append(
             Note(
                 "update-sparsified",
                 f"{found.zeros:.0%} of the output layer's numbers didn't change at all, and the others "
-                f"by more than rounding: the client seems to have sent only {which}; counts of "
+                "by more than rounding: the client seems to have sent only its largest changes; counts of "
                 "classes with few samples are less sure",
             )
         )
@@ -179,19 +177,13 @@ def _resolution(observation: Observation) -> float:
     return max(float(np.finfo(np.float32).eps) * largest * observation.magnified, observation.rounding)
 
 
-def _is_masked(sizes: FloatArray, gap: float) -> bool:
-    """Whether they are some of all sizes, and no rounding, and not all above a threshold."""
-    if len(sizes) < _OF_MASK or np.median(sizes) <= _FAR * gap:
-        return False
-    return int((sizes <= 2 * sizes.min()).sum()) <= _BESIDE
-
-
-def _share_sent(found: float, rows: int) -> float:
-    """p of a mask, of the share found in columns of which it left something: found = p / (1 − (1 − p)^N)."""
-    share = found
-    for _ in range(100):
-        share = found * (1 - (1 - share) ** rows)
-    return share
+def usual_share(share: float) -> float:
+    """The nearest of the shares that there are, in logarithms, of an update of which something is missing."""
+    if share > 0.85:
+        return min(0.99, round(share, 2))
+    decade = math.floor(math.log10(share))
+    usual = [float(f"{step:g}e{decade}") for step in (*_SHARES, 10.0)]
+    return min(usual, key=lambda known: abs(math.log(known / share)))
 
 
 def _few_levels(sent: FloatArray, gap: float) -> FloatArray | None:

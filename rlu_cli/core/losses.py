@@ -9,12 +9,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlu_cli.core.coarse import coarsening
+from rlu_cli.core.coarse import coarsening, usual_share
 from rlu_cli.core.schemes import pace
 from rlu_cli.core.types import FloatArray, Observation
 
 _RANGE = 16.0
 """Clients share what is fitted whose least sizes sent, and steps, lie between the same powers of this."""
+
+_ON_ZERO = 0.02
+"""Of a step, how far beside 0 a grid may pass it whose zeros are its own."""
+
+_NEARLY_ALL = 0.85
+"""Share of signs that are not 0 by chance."""
 
 Range = tuple[float, float]
 
@@ -25,15 +31,11 @@ class LossKind:
 
     apart : how many levels a grid of the bias alone has, from its smallest to its largest value; 0 for that
         of the weight
-    signs : whether signs were sent, and their mean size
-    masked : whether the numbers sent were chosen at random
-    kept : share of the numbers that were sent, where they were, or their signs; else 1
+    signs : share of the numbers whose signs were sent, with a mean size, the largest; 0 where no signs were
     """
 
     apart: int = 0
-    signs: bool = False
-    masked: bool = False
-    kept: float = 1.0
+    signs: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -61,10 +63,9 @@ class LossRange:
     def draw(self, clients: int, rng: np.random.Generator) -> Losses:
         """One a client; the grid passes 0 anywhere between two values."""
         drawn = [_log_uniform(ends, clients, rng) for ends in (self.least, self.step)]
-        drawn.append(rng.random(clients))
+        drawn.append(np.full(clients, 0.5) if self.kind.signs else rng.random(clients))
         least, step, phase = (torch.from_numpy(values.astype(np.float32)) for values in drawn)
-        masks = torch.Generator().manual_seed(int(rng.integers(2**63))) if self.kind.masked else None
-        return Losses(least, step, phase, self.kind, masks)
+        return Losses(least, step, phase, self.kind)
 
 
 @dataclass(frozen=True)
@@ -73,44 +74,45 @@ class Losses:
 
     least : the smallest size of a number that is sent, before it is rounded, others being 0; 0 where it
         isn't sizes that decide
-    step : distance of the grid's values, 0 for none
+    step : distance of the grid's values, 0 for none; of signs twice their size
     phase : where the grid passes 0, in steps
-    masks : what chooses numbers at random
     """
 
     least: Tensor
     step: Tensor
     phase: Tensor
     kind: LossKind = LossKind()
-    masks: torch.Generator | None = None
 
     def of_bias(self, values: Tensor) -> Tensor:
         """What is left of the clients' bias updates, shape (S, N)."""
-        if not self.kind.apart or self.kind.signs:
+        if not self.kind.apart:
             return self.of(values)
-        low, high = values.amin(dim=1, keepdim=True), values.amax(dim=1, keepdim=True)
+        sent = self._sent(values)
+        if self.kind.signs:
+            sizes = (values.abs() * sent).sum(dim=1, keepdim=True) / sent.sum(dim=1, keepdim=True).clamp(
+                min=1
+            )
+            return torch.where(sent, sizes * values.sign(), 0.0)
+        low = values.where(sent, torch.inf).amin(dim=1, keepdim=True)
+        high = values.where(sent, -torch.inf).amax(dim=1, keepdim=True)
         step = ((high - low) / (self.kind.apart - 1)).clamp(min=torch.finfo(values.dtype).tiny)
-        return torch.where(self._sent(values), low + ((values - low) / step).round() * step, 0.0)
+        return torch.where(sent, low + ((values - low) / step).round() * step, 0.0)
 
     def of(self, values: Tensor) -> Tensor:
         """What is left of the clients' numbers, shape (S, …)."""
         sent = self._sent(values)
-        if self.kind.signs:
-            sizes = (values.abs() * sent).flatten(1).sum(dim=1) / sent.flatten(1).sum(dim=1).clamp(min=1)
-            values = _beside(sizes, values) * values.sign()
-        elif bool(self.step.any()):
+        if bool(self.step.any()):
             step, phase = _beside(self.step, values), _beside(self.phase, values)
-            values = (phase + (values / step - phase).round()) * step
+            places = (values / step - phase).round()
+            values = values.sign() * step / 2 if self.kind.signs else (phase + places) * step
         return torch.where(sent, values, 0.0)
 
     def _sent(self, values: Tensor) -> Tensor:
         """Which numbers are."""
-        if self.kind.masked:
-            return torch.rand(values.shape, generator=self.masks) < self.kind.kept
         least = self.least
         if self.kind.signs:
             sizes = values.abs().flatten(1)
-            count = max(1, round(self.kind.kept * sizes.shape[1]))
+            count = max(1, round(self.kind.signs * sizes.shape[1]))
             least = sizes.kthvalue(sizes.shape[1] - count + 1, dim=1).values
         return values.abs() >= _beside(least, values)
 
@@ -148,17 +150,17 @@ def losses(observation: Observation) -> Losses | None:
     coarse, training = coarsening(observation), observation.training
     pulled = training.prox > 0 and training.steps > 1
     plain = observation.constant_gradient is None and not training.weight_decay and not pulled
-    if not plain or not coarse.even or not (coarse.sparsified or coarse.step):
+    if not plain or not coarse.even or not (coarse.least or coarse.step):
         return None
-    on_zero = bool(coarse.step) and abs(coarse.least - coarse.step) < 0.1 * coarse.step
-    chosen = coarse.masked or coarse.signs or on_zero  # the grid's own zeros are no others
-    kept = float(f"{1 - coarse.zeros:.2g}") if coarse.masked or coarse.signs else 1.0
+    on_zero = bool(coarse.step) and abs(coarse.least - coarse.step) < _ON_ZERO * coarse.step
+    by_size = not (coarse.signs or on_zero)  # the grid's own zeros are no others
     phase = coarse.origin / coarse.step % 1.0 if coarse.step else 0.0
-    least, scale = 0.0 if chosen else coarse.least, pace(training)
-    kind = LossKind(coarse.apart, coarse.signs, coarse.masked, kept)
-    return Losses(
-        torch.tensor([least / scale]), torch.tensor([coarse.step / scale]), torch.tensor([phase]), kind
-    )
+    scale = pace(training)
+    least, step = coarse.least / scale if by_size else 0.0, coarse.step / scale
+    sent = 1 - coarse.zeros  # a few are 0 by themselves
+    signs = (1.0 if sent > _NEARLY_ALL else usual_share(sent)) if coarse.signs else 0.0
+    kind = LossKind(coarse.apart, signs)
+    return Losses(torch.tensor([least]), torch.tensor([step]), torch.tensor([phase]), kind)
 
 
 def loss_range(found: Losses) -> LossRange:

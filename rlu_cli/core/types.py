@@ -242,14 +242,12 @@ class Compression:
     """What an update lost before it was sent: by sparsification, then by uniform quantisation.
 
     share : of all numbers that training may move, those that moved most, which alone were sent
-    masked : whether they were chosen at random instead
     by_tensor : whether each tensor was compressed by itself, or the whole update at once
     levels : to which the numbers sent were rounded, from the smallest to the largest; 0 for none
     signs : whether their signs were sent instead, and their mean size
     """
 
     share: float = 1.0
-    masked: bool = False
     by_tensor: bool = False
     levels: int = 0
     signs: bool = False
