@@ -18,7 +18,6 @@ from rlu_cli.core.rate_likelihood import (
     LearningRate,
     Views,
     explanation_of,
-    from_logarithm,
     position_between,
     stands_still,
 )
@@ -37,9 +36,9 @@ and more for clients that shift or mirror their images, or change their contrast
 RIGHT_SIZE = 0.1
 """Logarithm of an update's size, over what its training values say, that is no error."""
 
-_NO_SIZE, _VAGUE = 4, 16
-"""Different numbers of a quantised update that tell no size, and that tell it vaguely: of 30 right updates of
-two bits twelve were doubted or called misscaled, of 30 of four bits five."""
+_NO_SIZE = 4
+"""Different numbers of a quantised update that tell no size: of 20 right updates of two bits seven were doubted
+or called misscaled."""
 
 _FEWEST_SAMPLES = 8
 """Of a trained model, below which a sum of samples is no Gaussian: most do nothing, and a few much. Of right
@@ -108,7 +107,7 @@ def damaged_size_error(observation: Observation, samples: Activations) -> Learni
     ΔW Wᵀ adds noise up, and leaves most directions of the embedding out in which classes differ. The updates
     that say how far estimates miss lose what the client's lost. As what is read as of any size has bounds,
     which are wider, a size is doubted as soon as its interval leaves 1 out. Up to four different numbers tell
-    none, up to sixteen half as surely as the likelihood has it: what rounding adds is no Gaussian then.
+    none: what rounding adds is no Gaussian then.
 
     Parameters
     ----------
@@ -120,8 +119,7 @@ def damaged_size_error(observation: Observation, samples: Activations) -> Learni
     if head.bias is None or drifts or samples.embeddings is None or fewest < FEWEST:
         return None
     damage, added = coarsening(observation), observation.noise_std
-    values = math.inf if damage.values is None else damage.values[0]
-    if values <= _NO_SIZE:
+    if damage.values is not None and damage.values[0] <= _NO_SIZE:
         return None
     if damage.quantised and not observation.noise_told:  # then what is seen is what rounding adds
         added = 0.0
@@ -132,8 +130,6 @@ def damaged_size_error(observation: Observation, samples: Activations) -> Learni
         return None
     like = _damaged(views, samples, damage, added, found) if damage.any else None
     interval = views.interval(found, like=like)
-    if values <= _VAGUE:
-        interval = from_logarithm(found, 2 * math.log(interval.high / interval.scale))
     return interval if interval.excludes(1.0) else None
 
 
