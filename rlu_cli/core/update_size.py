@@ -37,8 +37,8 @@ RIGHT_SIZE = 0.1
 """Logarithm of an update's size, over what its training values say, that is no error."""
 
 _NO_SIZE = 4
-"""Different numbers of a quantised update that tell no size: of 20 right updates of two bits seven were doubted
-or called misscaled."""
+"""Different numbers of a quantised update that tell no size: of 20 right updates of two bits seven were
+doubted or called misscaled."""
 
 _FEWEST_SAMPLES = 8
 """Of a trained model, below which a sum of samples is no Gaussian: most do nothing, and a few much. Of right
