@@ -45,7 +45,6 @@ _SHARED_REPLAY_COST = 4e11
 _OWN_REPLAY_COST = 5e10
 """The same where it makes twenty for each client alone: half a minute."""
 
-
 _FEW_LEVELS = 16
 """Values of a quantised update up to which what rounding adds isn't like noise."""
 
@@ -263,9 +262,10 @@ class Observer:
         record = reading.record
         training = record.training
         single = training.steps == 1 and training.optimizer == "sgd"
-        coarse = coarsening(reading.observation(self._measured.start(training.batch_size)))
-        inexact = record.noise_std > 0 or reading.opened.rounding > 0 or coarse.any
+        inexact = record.noise_std > 0 or reading.opened.rounding > 0
         if not single or inexact or not self._measured.has_samples:
+            return None
+        if coarsening(reading.observation(self._measured.start(training.batch_size))).any:
             return None
         constants = None
         if training.scheme in STATEFUL:

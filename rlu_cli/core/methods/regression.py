@@ -229,14 +229,18 @@ class _Look:
 
     def __call__(self, features: Tensor) -> Tensor:
         """Of clients' `update_features`, shape (S, …)."""
-        last = features.shape[1] - (0 if self.lossy is None else self.lossy.width)
-        learnt, lost = features[:, :last], features[:, last:]
-        learnt = learnt if self.has_bias else learnt[:, self.num_classes :]
+        learnt = features if self.has_bias else features[:, self.num_classes :]
+        if self.lossy is None:
+            return without_size(learnt, noisy=self.noisy) if self.scaled else learnt
+        last = learnt.shape[1] - self.lossy.width
+        learnt, lost = learnt[:, :last], learnt[:, last:]
         if self.scaled:
             size = torch.linalg.norm(learnt, dim=1, keepdim=True).clamp(min=torch.finfo(learnt.dtype).tiny)
-            logarithms = 0 if self.lossy is None else self.lossy.logarithms
-            lost = torch.cat((lost[:, :logarithms] - size.log(), lost[:, logarithms:]), dim=1)
-            learnt = without_size(learnt, noisy=self.noisy)
+            sizes, places = lost[:, : self.lossy.logarithms], lost[:, self.lossy.logarithms :]
+            learnt, lost = (
+                without_size(learnt, noisy=self.noisy),
+                torch.cat((sizes - size.log(), places), dim=1),
+            )
         return torch.cat((learnt, lost), dim=1)
 
 
