@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -296,7 +297,7 @@ class Views:
         Parameters
         ----------
         soon : with the weights of c for all of them, five times as fast
-        like : these updates, in the views; default: `like_updates`
+        like : these updates, in the views, which then tell the estimate's bias too; default: `like_updates`
         """
         lowest, highest = np.log(_range(self.observation))
         ends = (max(found - _AROUND, lowest), min(found + _AROUND, highest))
@@ -304,7 +305,10 @@ class Views:
         updates = self.like_updates(found) if like is None else like
         errors = np.array([_least(cost_of(moved), ends) for moved in updates]) - found
         birge = float(np.sqrt(max(1.0, self.misfit(found))))
-        return from_logarithm(found, birge * _STUDENT * float(np.sqrt(np.mean(errors**2))))
+        if like is None:
+            return from_logarithm(found, birge * _STUDENT * float(np.sqrt(np.mean(errors**2))))
+        spread = float(np.std(errors, ddof=1)) * math.sqrt(1 + 1 / len(errors))
+        return from_logarithm(found - float(np.mean(errors)), birge * _STUDENT * spread)
 
     def cost(self, log_scale: float) -> float:
         """−2 log L."""
@@ -353,12 +357,21 @@ class Views:
             noise = rng.multivariate_normal(zero, self.noise) if self.noise.any() else 0.0
             yield total * self.explanation.responses[taken].mean(axis=0) + noise
 
-    def like_samples(self, log_scale: float, rng: np.random.Generator) -> Iterator[IntArray]:
-        """Auxiliary samples with the labels found, twenty times."""
+    def like_samples(
+        self, log_scale: float, rng: np.random.Generator, *, drawn_labels: bool = False
+    ) -> Iterator[IntArray]:
+        """Auxiliary samples with the labels found, twenty times.
+
+        Parameters
+        ----------
+        drawn_labels : whether other labels are drawn each time, by the proportions found
+        """
         drawn = min(self.observation.training.samples, _MOST_DRAWN)
-        counts = round_to_total(self.best(log_scale), drawn)
-        labels = self.explanation.labels
+        z, labels = self.best(log_scale), self.explanation.labels
+        counts = round_to_total(z, drawn)
         for _ in range(_DRAWS):
+            if drawn_labels:
+                counts = rng.multinomial(drawn, z / z.sum())
             taken = [
                 rng.choice(np.flatnonzero(labels == n), count) for n, count in enumerate(counts) if count
             ]

@@ -105,9 +105,10 @@ def damaged_size_error(observation: Observation, samples: Activations) -> Learni
     """`size_error` of one step's update with noise, or made coarser, from the embeddings themselves.
 
     ΔW Wᵀ adds noise up, and leaves most directions of the embedding out in which classes differ. The updates
-    that say how far estimates miss lose what the client's lost. As what is read as of any size has bounds,
-    which are wider, a size is doubted as soon as its interval leaves 1 out. Up to four different numbers tell
-    none: what rounding adds is no Gaussian then.
+    that say how far estimates miss lose what the client's lost; their labels are drawn too, as what rounding
+    takes hangs on them. As what is read as of any size has bounds, which are wider, a size is doubted as soon
+    as its interval leaves 1 out. Up to four different numbers tell none:
+    what rounding adds isn't normal then.
 
     Parameters
     ----------
@@ -130,7 +131,8 @@ def damaged_size_error(observation: Observation, samples: Activations) -> Learni
         return None
     like = _damaged(views, samples, damage, added, found) if damage.any else None
     interval = views.interval(found, like=like)
-    return interval if interval.excludes(1.0) else None
+    right = abs(math.log(interval.scale)) <= RIGHT_SIZE or not interval.excludes(1.0)
+    return None if right else interval
 
 
 def _damaged(
@@ -146,7 +148,7 @@ def _damaged(
     assert samples.embeddings is not None
     r, e = residuals(samples.logits, samples.labels), samples.embeddings.astype(np.float64)
     total = views.at(float(np.exp(log_scale)))[1]
-    for taken in views.like_samples(log_scale, rng):
+    for taken in views.like_samples(log_scale, rng, drawn_labels=True):
         weight, bias = total * r[taken].T @ e[taken] / len(taken), total * r[taken].mean(axis=0)
         if added:
             weight = weight + added * rng.standard_normal(weight.shape)
