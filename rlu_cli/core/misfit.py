@@ -9,6 +9,7 @@ import numpy as np
 from rlu_cli.core.responses import directions
 from rlu_cli.core.schemes import batch_variance, pace
 from rlu_cli.core.simplex import simplex_least_squares
+from rlu_cli.core.trained import is_trained
 from rlu_cli.core.types import FloatArray, HeadUpdate, LocalTraining, ModelStatistics, Responses
 
 _CLASS_DIRECTIONS = 3
@@ -22,6 +23,9 @@ _RELATIVE = 0.15
 
 _SHARED = 0.4
 """The same where a batch's samples share statistics (BatchNorm), which the client's classes shift."""
+
+_STRAYS = 0.05
+"""Samples unlike all auxiliary ones that are expected of a client, above which they are allowed for."""
 
 _SCALES = 0.5 ** (np.arange(12) / 2)
 """Factors that are tried where an update was scaled by an unknown one."""
@@ -38,6 +42,7 @@ class _View:
     start, end : mean responses at both ends, shape (F, N, N)
     spread : within-class variance at both ends, averaged along the way, shape (F, N)
     noise : expected square of the known noise, shape (F,)
+    strays : the same of samples unlike all auxiliary ones, shape (F,)
     """
 
     update: FloatArray
@@ -45,6 +50,7 @@ class _View:
     end: FloatArray
     spread: FloatArray
     noise: FloatArray
+    strays: FloatArray
 
     def enlarged(self, factor: float) -> _View:
         """With an update, and its noise, so many times as large."""
@@ -70,12 +76,19 @@ def misfit(
     directions in which the classes' embeddings differ most. With proportions z the update is Φ z, and misses
     it by
 
-        E‖u_f − Φ_f z‖² = Σ_n σ²_fn (z_n β + z_n²/K_n) + (½‖(Φ′_f − Φ_f) z‖)² + (0.15‖u_f‖)² + N σ_f²
+        E‖u_f − Φ_f z‖² = Σ_n σ²_fn (z_n β + z_n²/K_n) + (½‖(Φ′_f − Φ_f) z‖)² + (0.15‖u_f‖)² + N σ_f² + γ_f
         β = Σ_τ (w^τ)² / (B (Σ_τ w^τ)²)
 
     where the first term is the client's batches, the second the K_n auxiliary samples, the third that Φ is
-    known at both ends of training only, the fourth what is beyond the model, and the last known noise. The
-    result is
+    known at both ends of training only, the fourth what is beyond the model, and the fifth known noise. Of a
+    model that gets nearly all right no auxiliary sample may move it much, while one of the client's does more
+    than all others. By the rule of succession λ = mB/(K + 1) of its samples are unlike all K auxiliary ones;
+    where that is above 1/20, of a trained model,
+
+        γ_f = max(λ, 1) · 2 ḡ_f² / (mB)²,     else 0
+
+    with ḡ_f² the mean square of g_f, each sample weighted by ‖r‖²: a sample that the model gets wholly wrong
+    has ‖r‖² = 2. The result is
 
         min_z mean_f ‖u_f − Φ_f z‖² / E‖u_f − Φ_f z‖²
 
@@ -103,7 +116,7 @@ def misfit(
     counts = start.moments.counts
     if counts.max() < 2:
         return None
-    view = _look(update, pace(training), start, start.responses, last.responses, position, noise)
+    view = _look(update, training, start, start.responses, last.responses, position, noise)
     batches = batch_variance(training) if variance is None else variance
     known = counts.astype(np.float64)
     factors = _SCALES if scaled else (1.0,)
@@ -124,9 +137,24 @@ def motion(start: ModelStatistics, end: ModelStatistics | None) -> float | None:
     return float(np.abs(end.confidence - start.confidence).sum(axis=1).mean() / 2)
 
 
+def _strays(combine: FloatArray, samples: int, start: ModelStatistics, first: Responses) -> FloatArray:
+    """γ of each view; see `misfit`.
+
+    Parameters
+    ----------
+    combine : the views of the bias and the random directions, shape (F, d + 1)
+    """
+    squares = _known(first, start).sum(axis=0) + np.einsum("bnj,cnj->bc", first.mean, first.mean)
+    expected = samples / (int(start.moments.counts.sum()) + 1)
+    if expected <= _STRAYS or not is_trained(start) or squares[0, 0] == 0:
+        return np.zeros(len(combine))
+    reach = 2 * np.einsum("fb,bc,fc->f", combine, squares, combine) / squares[0, 0]
+    return np.asarray(max(expected, 1.0) * reach / samples**2)
+
+
 def _look(
     update: HeadUpdate,
-    total: float,
+    training: LocalTraining,
     start: ModelStatistics,
     first: Responses,
     last: Responses,
@@ -148,7 +176,7 @@ def _look(
     bias = np.zeros(update.num_classes) if update.bias is None else update.bias
     if update.bias is None:
         combine = combine[1:]
-    moved = np.column_stack((bias, update.weight @ V)).T / total  # (d + 1, N)
+    moved = np.column_stack((bias, update.weight @ V)).T / pace(training)  # (d + 1, N)
     spread = (1 - position) * _known(first, start) + position * _known(last, start)
     return _View(
         update=combine @ moved,
@@ -158,6 +186,7 @@ def _look(
         noise=noise**2
         * update.num_classes
         * (combine[:, 0] ** 2 + np.square(combine[:, 1:] @ V.T).sum(axis=1)),
+        strays=_strays(combine, training.samples, start, first),
     )
 
 
@@ -182,6 +211,7 @@ def _least_misfit(view: _View, batches: float, counts: FloatArray, position: flo
             + _DRIFT_SHARE**2 * np.square(np.einsum("fnj,n->fj", drift, z)).sum(axis=1)
             + relative**2 * power
             + view.noise
+            + view.strays
         )
         scale = 1.0 / np.sqrt(np.maximum(expected, np.finfo(float).tiny))
         A = (mean * scale[:, None, None]).transpose(0, 2, 1).reshape(-1, N)
