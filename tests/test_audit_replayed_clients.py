@@ -75,11 +75,12 @@ def test_the_proportions_are_of_the_samples_seen(
         np.testing.assert_allclose(client.proportions, counts / counts.sum())
 
 
-def test_it_trains_as_torch_does_from_the_global_model(base: Replay) -> None:
+@pytest.mark.parametrize("half", [None, 0, 1])
+def test_it_trains_as_torch_does_from_the_global_model(base: Replay, half: int | None) -> None:
     training = LocalTraining(1, 40, 0.05)
-    clients = ReplayedClients(base)
-    (client,) = made(clients, ReplayPlan(COUNTS, training, 0))
-    share, held_out = clients._share(COUNTS, np.random.default_rng((base.seed, 2, 0)))
+    clients, plan = ReplayedClients(base), ReplayPlan(COUNTS, training, 0, half)
+    (client,) = made(clients, plan)
+    share, held_out = clients._share(plan, np.random.default_rng((base.seed, 2, 0)))
     labels = base.images.labels.numpy()
     np.testing.assert_array_equal(np.bincount(labels[share], minlength=10), COUNTS)
     assert not set(share) & set(held_out)
@@ -99,6 +100,17 @@ def test_it_trains_as_torch_does_from_the_global_model(base: Replay) -> None:
         np.testing.assert_allclose(client.end.logits[n], after[of_class].mean(axis=0), atol=1e-4)
 
 
+def test_clients_of_both_halves_share_no_sample(base: Replay) -> None:
+    labels, rng = base.images.labels.numpy(), np.random.default_rng(0)
+    drawn = [ReplayedClients(base)._share(ReplayPlan(20 * COUNTS, FIVE, 0, half), rng) for half in (0, 1)]
+    (first, beside), (second, others) = drawn
+    assert not set(first) & set(second)
+    assert set(first) <= set(others) and set(second) <= set(beside)
+    np.testing.assert_array_equal(np.sort(np.concatenate((beside, others))), np.arange(len(labels)))
+    per_class = np.bincount(labels[beside]), np.bincount(labels[others])
+    assert np.abs(per_class[0] - per_class[1]).max() <= 1
+
+
 def sent(
     base: Replay, clipping: Clipping | None, draw: int = 0, **treatment: Any
 ) -> tuple[torch.Tensor, float]:
@@ -106,7 +118,7 @@ def sent(
     clients = ReplayedClients(base, Treatment(clipping=clipping, **treatment))
     plan = ReplayPlan(COUNTS, FIVE, draw)
     rng = np.random.default_rng((base.seed, 2, draw))
-    share, _ = clients._share(plan.counts, rng)
+    share, _ = clients._share(plan, rng)
     (end,) = base.states(_batches(share, FIVE, rng), at=[5])
     state, noise = clients._sent(end, draw)
     assert set(state) == set(end)

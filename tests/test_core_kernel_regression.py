@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from sklearn.kernel_ridge import KernelRidge
@@ -37,19 +39,53 @@ def some(replays: Replays, rows: slice) -> Replays:
     return Replays(replays.proportions[rows], replays.features[rows], replays.shapes[rows])
 
 
+@pytest.mark.parametrize("halves", [None, [0, 1, 1, 0, 1]])
 @pytest.mark.parametrize("ridge", [0.03, 1.0])
-def test_errors_of_clients_left_out_are_those_of_refits(ridge: float) -> None:
+def test_errors_of_clients_left_out_are_those_of_refits(ridge: float, halves: list[int] | None) -> None:
     rng = np.random.default_rng(0)
     rows, targets = rng.normal(size=(5 * N, 3)), rng.normal(size=5 * N)
     kernel = np.exp(-0.1 * squared_distances(rows, rows))
-    weights, errors = _left_out(np.linalg.inv(kernel + ridge * np.eye(5 * N)), targets, N)
+    group = None if halves is None else np.repeat(halves, N)
+    weights, errors = _left_out(np.linalg.inv(kernel + ridge * np.eye(5 * N)), targets, N, group)
     whole = KernelRidge(alpha=ridge, kernel="rbf", gamma=0.1).fit(rows, targets)
     np.testing.assert_allclose(weights, whole.dual_coef_, atol=1e-10)
-    for block in range(5):
-        out = np.arange(block * N, (block + 1) * N)
-        others = np.setdiff1d(np.arange(5 * N), out)
+    together = np.repeat(np.arange(5), N) if group is None else group
+    for block in np.unique(together):
+        out, others = np.flatnonzero(together == block), np.flatnonzero(together != block)
         again = KernelRidge(alpha=ridge, kernel="rbf", gamma=0.1).fit(rows[others], targets[others])
         np.testing.assert_allclose(errors[out], targets[out] - again.predict(rows[out]), atol=1e-10)
+
+
+def test_what_is_peculiar_to_the_samples_makes_no_bounds() -> None:
+    """Features off by as much for all who drew from the same samples: nothing tells, but halves."""
+    rng = np.random.default_rng(1)
+
+    def off(count: int, groups: int, seed: int) -> tuple[Replays, FloatArray]:
+        found, group = clients(count, noise=0.01, seed=seed, absent=0.0), np.arange(count) % groups
+        peculiar = 0.15 * rng.normal(size=(groups, N, 1))
+        features = found.features[:, :, :2] + peculiar[group] * np.array([1.0, 0.7])
+        signs = np.tile(np.where(group == 0, 1.0, -1.0)[:, None, None], (1, N, 1)) if groups == 2 else None
+        mark = (
+            rng.normal(size=(count, N, 1)) if signs is None else signs + 0.1 * rng.normal(size=(count, N, 1))
+        )
+        return replace(found, features=np.concatenate((features, mark), axis=2)), group
+
+    bank, group = off(200, 2, 0)
+    others, _ = off(300, 300, 1)
+    held = {}
+    for name, halves in (("clients", None), ("halves", group)):
+        model = KernelRegression(replace(bank, halves=halves), guesses=0)
+        inside = [
+            (z >= p.low - 1e-9) & (z <= p.high + 1e-9)
+            for z, p in zip(others.proportions, map(model, others.features), strict=True)
+        ]
+        held[name] = float(np.mean(inside))
+    assert held["clients"] < 0.7 and held["halves"] > held["clients"] + 0.15
+    again = KernelRegression.from_arrays(model.arrays(), N, 3, guesses=0)
+    assert again.error == model.error
+    wrong = {**model.arrays(), "halves": np.full(200, 2.0)}
+    with pytest.raises(ValueError, match="neither 0 nor 1"):
+        KernelRegression.from_arrays(wrong, N, 3, guesses=0)
 
 
 def test_a_line_through_the_guesses_is_a_kernel_of_few_ranks_more() -> None:

@@ -134,13 +134,18 @@ class ReplayedClients:
         return self.base.images.labels.numpy()
 
     @cached_property
+    def _of_class(self) -> list[IntArray]:
+        """The rows of each class's auxiliary samples."""
+        return [np.flatnonzero(self._labels == n) for n in range(int(self._labels.max()) + 1)]
+
+    @cached_property
     def _before(self) -> FloatArray:
         """The global model's logits, shape (M, N)."""
         return self._logits(self.base.start, np.arange(len(self._labels)))
 
     def _client(self, plan: ReplayPlan) -> ReplayedClient | None:
         rng = np.random.default_rng((self.base.seed, 2, plan.draw))
-        share, held_out = self._share(plan.counts, rng)
+        share, held_out = self._share(plan, rng)
         batches = _batches(share, plan.training, rng)
         lone = plan.training.batch_size > 1 and any(len(rows) == 1 for rows in batches)
         if lone and self._needs_pairs:
@@ -163,15 +168,19 @@ class ReplayedClients:
             noise_std,
         )
 
-    def _share(self, counts: IntArray, rng: np.random.Generator) -> tuple[IntArray, IntArray]:
+    def _share(self, plan: ReplayPlan, rng: np.random.Generator) -> tuple[IntArray, IntArray]:
         """The client's samples, rows of the auxiliary ones, and the rows that it can't have drawn."""
         share, held_out = [], []
-        for n, count in enumerate(counts):
-            members = rng.permutation(np.flatnonzero(self._labels == n))
-            kept = len(members) - _looked_at(len(members))
-            weights = rng.dirichlet(np.full(kept, _EVENNESS))
-            share.append(rng.choice(members[:kept], int(count), p=weights))
-            held_out.append(members[kept:])
+        for members, count in zip(self._of_class, plan.counts, strict=True):
+            if plan.half is None:
+                mixed = rng.permutation(members)
+                kept = len(mixed) - _looked_at(len(mixed))
+                own, others = mixed[:kept], mixed[kept:]
+            else:
+                own, others = members[plan.half :: 2], members[1 - plan.half :: 2]
+            weights = rng.dirichlet(np.full(len(own), _EVENNESS))
+            share.append(rng.choice(own, int(count), p=weights))
+            held_out.append(others)
         return np.concatenate(share), np.sort(np.concatenate(held_out))
 
     def _sent(self, state: dict[str, Tensor], draw: int) -> tuple[dict[str, Tensor], float]:

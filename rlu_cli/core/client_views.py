@@ -59,11 +59,14 @@ class ReplayPlan:
     """Training to be replayed: counts of each class among its different samples, and how it goes.
 
     draw : number of the random choice of its samples
+    half : of each class's auxiliary samples that it draws from, 0 or 1, to be looked at on the other; None
+        for most of them
     """
 
     counts: IntArray
     training: LocalTraining
     draw: int
+    half: int | None = None
 
 
 @dataclass(frozen=True)
@@ -73,11 +76,13 @@ class Replays:
     proportions : z, shape (R, N)
     features : of what each did, shape (R, …)
     shapes : `update_shape` of each one's update, of SGD's with the size of `signal_size`, shape (R, 2)
+    halves : of the auxiliary samples that each drew from, shape (R,); None where all drew from most of them
     """
 
     proportions: FloatArray
     features: FloatArray
     shapes: FloatArray
+    halves: IntArray | None = None
 
     def and_(self, others: Replays) -> Replays:
         """Both together."""
@@ -85,11 +90,15 @@ class Replays:
             np.concatenate((self.proportions, others.proportions)),
             np.concatenate((self.features, others.features)),
             np.concatenate((self.shapes, others.shapes)),
+            None
+            if self.halves is None or others.halves is None
+            else np.concatenate((self.halves, others.halves)),
         )
 
     def arrays(self) -> Arrays:
         """Of which `from_arrays` makes it again."""
-        return {"proportions": self.proportions, "features": self.features, "shapes": self.shapes}
+        arrays = {"proportions": self.proportions, "features": self.features, "shapes": self.shapes}
+        return arrays if self.halves is None else {**arrays, "halves": self.halves.astype(np.float64)}
 
     @classmethod
     def from_arrays(cls, arrays: Arrays, num_classes: int, shape: tuple[int, ...]) -> Replays:
@@ -103,11 +112,17 @@ class Replays:
         proportions = checked(arrays, "proportions", (None, num_classes))
         if proportions.min() < 0 or not np.allclose(proportions.sum(axis=1), 1.0):
             raise ValueError("proportions don't lie on the simplex")
-        number = len(proportions)
+        number, halves = len(proportions), None
+        if "halves" in arrays:
+            found = checked(arrays, "halves", (number,))
+            if not np.isin(found, (0, 1)).all():
+                raise ValueError("halves are neither 0 nor 1")
+            halves = found.astype(np.int64)
         return cls(
             proportions,
             checked(arrays, "features", (number, *shape)),
             checked(arrays, "shapes", (number, 2)),
+            halves,
         )
 
 

@@ -57,13 +57,15 @@ class KernelRegression:
     features are guesses g_j of z_n: where they are good, a line through them says more than neighbours do.
     Roots, because they make the errors of small and of large proportions alike. β, γ and λ are those with the
     least error on clients left out, which needs no further fit: without the rows of client b the error is
-    ((K + λI)⁻¹_bb)⁻¹ α_b. The same errors, of the left-out proportions nearest to the one predicted, give the
-    bounds; where clients were added that are near the answer, each bound is half-way between that and what
-    their errors alone make it: they are few and err alike, and the others have none near by to learn from.
-    What left-out proportions say of which classes were there gives the presence (`PresenceModel`). A class
-    that is likelier absent than there has no samples: that is the median of its count, which makes the least
-    absolute error. Of n errors the next one exceeds the k-th largest with probability k/(n + 1), so for
-    2.5 % the bounds are at k = 0.025 (n + 1), between the order statistics.
+    ((K + λI)⁻¹_bb)⁻¹ α_b. Clients that drew from one half of the auxiliary samples are left out together, so
+    that what is peculiar to these samples isn't learnt from the others. The same errors, of the left-out
+    proportions nearest to the one predicted, give the bounds; where clients were added that are near the
+    answer, each bound is half-way between that and what their errors alone make it: they are few and err
+    alike, and the others have none near by to learn from. What left-out proportions say of which classes were
+    there gives the presence (`PresenceModel`). A class that is likelier absent than there has no samples:
+    that is the median of its count, which makes the least absolute error. Of n errors the next one exceeds
+    the k-th largest with probability k/(n + 1), so for 2.5 % the bounds are at k = 0.025 (n + 1), between the
+    order statistics.
 
     Parameters
     ----------
@@ -137,12 +139,18 @@ class KernelRegression:
 
     def _solve(self, N: int) -> None:
         """α, and what is predicted of each client by the others."""
-        self._weights, errors = _left_out(self._inverse, self._true - self._offset, N)
+        targets = self._true - self._offset
+        self._weights, errors = _left_out(self._inverse, targets, N, self._halves(N))
         predicted = _on_simplex((self._true - errors).reshape(-1, N))
         self._known = np.sqrt(predicted).ravel()
         self._presence = PresenceModel(predicted, self._true.reshape(-1, N) > 0)
         found = _of_present(predicted, self._presence(predicted))
         self.error = 0.5 * float(np.abs(found - np.square(self._true).reshape(-1, N)).sum(axis=1).mean())
+
+    def _halves(self, N: int) -> IntArray | None:
+        """Of each row."""
+        halves = self.replays.halves
+        return None if halves is None else np.repeat(halves, N)
 
     @property
     def clients(self) -> int:
@@ -182,13 +190,15 @@ class KernelRegression:
         some = slice(max(N, _SEARCHED // N * N))
         targets, guesses = self._true[some] - self._offset, self._guesses[some]
         distance = squared_distances(self._rows[some], self._rows[some])
+        halves = self._halves(N)
+        halves = None if halves is None else halves[some]
         best, found = np.inf, (0.0, 0.0, 0.0)
         for gamma in _GAMMAS:
             kernel = np.exp(-gamma * distance)
             for ridge in _RIDGES:
                 inverse = _inverse(kernel + ridge * np.eye(len(kernel)))
                 for slope in _SLOPES:
-                    errors = _left_out(_with_product(inverse, slope, guesses), targets, N)[1]
+                    errors = _left_out(_with_product(inverse, slope, guesses), targets, N, halves)[1]
                     error = float(np.abs(errors).mean())
                     if error < best:
                         best, found = error, (gamma, ridge, slope)
@@ -252,18 +262,27 @@ def _bordered(inverse: FloatArray, border: FloatArray, corner: FloatArray) -> Fl
     return np.block([[inverse + W @ rest @ W.T, -W @ rest], [-rest @ W.T, rest]])
 
 
-def _left_out(inverse: FloatArray, targets: FloatArray, block: int) -> tuple[FloatArray, FloatArray]:
-    """α, and the errors at each block of rows when the others alone are learnt from.
+def _left_out(
+    inverse: FloatArray, targets: FloatArray, block: int, halves: IntArray | None
+) -> tuple[FloatArray, FloatArray]:
+    """α, and the errors at each block of rows, or at each half, when the others alone are learnt from.
 
     Parameters
     ----------
     inverse : (K + λ I)⁻¹
+    halves : 0 or 1 for each row, None for blocks
     """
-    weights = inverse @ targets
+    weights: FloatArray = inverse @ targets
+    if halves is not None:
+        errors = np.empty(len(weights))
+        for half in (0, 1):
+            own = np.flatnonzero(halves == half)
+            errors[own] = np.linalg.solve(inverse[np.ix_(own, own)], weights[own])
+        return weights, errors
     blocks = inverse.reshape(len(inverse) // block, block, -1, block)
-    own = np.stack([blocks[b, :, b] for b in range(len(blocks))])
-    errors = np.linalg.solve(own, weights.reshape(-1, block)[:, :, None])[:, :, 0]
-    return weights, np.asarray(errors.ravel(), dtype=np.float64)
+    own_blocks = np.stack([blocks[b, :, b] for b in range(len(blocks))])
+    found = np.linalg.solve(own_blocks, weights.reshape(-1, block)[:, :, None])[:, :, 0]
+    return weights, np.asarray(found.ravel(), dtype=np.float64)
 
 
 def _of_present(z: FloatArray, presence: FloatArray) -> FloatArray:

@@ -87,8 +87,8 @@ def misfit(
 
         γ_f = max(λ, 1) · 2 ḡ_f² / (mB)²,     else 0
 
-    with ḡ_f² the mean square of g_f, each sample weighted by ‖r‖²: a sample that the model gets wholly wrong
-    has ‖r‖² = 2. The result is
+    with ḡ_f² the mean square of g_f, each sample weighted by ‖r‖², or that of the classes' means if it is
+    more: a sample that the model gets wholly wrong has ‖r‖² = 2, and may look like any class. The result is
 
         min_z mean_f ‖u_f − Φ_f z‖² / E‖u_f − Φ_f z‖²
 
@@ -137,19 +137,23 @@ def motion(start: ModelStatistics, end: ModelStatistics | None) -> float | None:
     return float(np.abs(end.confidence - start.confidence).sum(axis=1).mean() / 2)
 
 
-def _strays(combine: FloatArray, samples: int, start: ModelStatistics, first: Responses) -> FloatArray:
+def _strays(combine: FloatArray, means: FloatArray, samples: int, start: ModelStatistics) -> FloatArray:
     """γ of each view; see `misfit`.
 
     Parameters
     ----------
     combine : the views of the bias and the random directions, shape (F, d + 1)
+    means : of the embeddings in these directions by class, shape (N, d)
     """
-    squares = _known(first, start).sum(axis=0) + np.einsum("bnj,cnj->bc", first.mean, first.mean)
+    assert start.responses is not None
+    first = start.responses.mean
+    squares = _known(start.responses, start).sum(axis=0) + np.einsum("bnj,cnj->bc", first, first)
     expected = samples / (int(start.moments.counts.sum()) + 1)
     if expected <= _STRAYS or not is_trained(start) or squares[0, 0] == 0:
         return np.zeros(len(combine))
-    reach = 2 * np.einsum("fb,bc,fc->f", combine, squares, combine) / squares[0, 0]
-    return np.asarray(max(expected, 1.0) * reach / samples**2)
+    hard = np.einsum("fb,bc,fc->f", combine, squares, combine) / squares[0, 0]
+    usual = np.square(combine @ np.vstack((np.ones(len(means)), means.T))).mean(axis=1)
+    return np.asarray(max(expected, 1.0) * 2 * np.maximum(hard, usual) / samples**2)
 
 
 def _look(
@@ -186,7 +190,7 @@ def _look(
         noise=noise**2
         * update.num_classes
         * (combine[:, 0] ** 2 + np.square(combine[:, 1:] @ V.T).sum(axis=1)),
-        strays=_strays(combine, training.samples, start, first),
+        strays=_strays(combine, means, training.samples, start),
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -305,10 +304,8 @@ class Views:
         updates = self.like_updates(found) if like is None else like
         errors = np.array([_least(cost_of(moved), ends) for moved in updates]) - found
         birge = float(np.sqrt(max(1.0, self.misfit(found))))
-        if like is None:
-            return from_logarithm(found, birge * _STUDENT * float(np.sqrt(np.mean(errors**2))))
-        spread = float(np.std(errors, ddof=1)) * math.sqrt(1 + 1 / len(errors))
-        return from_logarithm(found - float(np.mean(errors)), birge * _STUDENT * spread)
+        half = birge * _STUDENT * float(np.sqrt(np.mean(errors**2)))
+        return from_logarithm(found if like is None else found - float(np.mean(errors)), half)
 
     def cost(self, log_scale: float) -> float:
         """−2 log L."""
