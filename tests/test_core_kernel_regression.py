@@ -64,10 +64,9 @@ def test_what_is_peculiar_to_the_samples_makes_no_bounds() -> None:
         found, group = clients(count, noise=0.01, seed=seed, absent=0.0), np.arange(count) % groups
         peculiar = 0.15 * rng.normal(size=(groups, N, 1))
         features = found.features[:, :, :2] + peculiar[group] * np.array([1.0, 0.7])
-        signs = np.tile(np.where(group == 0, 1.0, -1.0)[:, None, None], (1, N, 1)) if groups == 2 else None
-        mark = (
-            rng.normal(size=(count, N, 1)) if signs is None else signs + 0.1 * rng.normal(size=(count, N, 1))
-        )
+        mark = rng.normal(size=(count, N, 1))
+        if groups == 2:  # the bank's tells which half it is
+            mark = np.where(group == 0, 1.0, -1.0)[:, None, None] + 0.1 * mark
         return replace(found, features=np.concatenate((features, mark), axis=2)), group
 
     bank, group = off(200, 2, 0)

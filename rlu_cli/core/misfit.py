@@ -145,11 +145,13 @@ def _strays(combine: FloatArray, means: FloatArray, samples: int, start: ModelSt
     combine : the views of the bias and the random directions, shape (F, d + 1)
     means : of the embeddings in these directions by class, shape (N, d)
     """
+    expected = samples / (int(start.moments.counts.sum()) + 1)
+    if expected <= _STRAYS or not is_trained(start):
+        return np.zeros(len(combine))
     assert start.responses is not None
     first = start.responses.mean
     squares = _known(start.responses, start).sum(axis=0) + np.einsum("bnj,cnj->bc", first, first)
-    expected = samples / (int(start.moments.counts.sum()) + 1)
-    if expected <= _STRAYS or not is_trained(start) or squares[0, 0] == 0:
+    if squares[0, 0] == 0:
         return np.zeros(len(combine))
     hard = np.einsum("fb,bc,fc->f", combine, squares, combine) / squares[0, 0]
     usual = np.square(combine @ np.vstack((np.ones(len(means)), means.T))).mean(axis=1)

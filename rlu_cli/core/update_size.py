@@ -107,8 +107,8 @@ def damaged_size_error(observation: Observation, samples: Activations) -> Learni
     ΔW Wᵀ adds noise up, and leaves most directions of the embedding out in which classes differ. The updates
     that say how far estimates miss lose what the client's lost; their labels are drawn too, as what rounding
     takes hangs on them. As what is read as of any size has bounds, which are wider, a size is doubted as soon
-    as its interval leaves 1 out. Up to four different numbers tell none:
-    what rounding adds isn't normal then.
+    as its interval leaves 1 out. Up to four different numbers tell none: what rounding adds isn't normal
+    then.
 
     Parameters
     ----------
