@@ -60,9 +60,22 @@ def lenet_at_accuracy(images: ImageSet, target: float, *, seed: int, lr: float =
             accuracy = float(np.mean(model(inputs).argmax(dim=1).numpy() == labels[probe]))
         if accuracy >= target:
             return snapshot(model)
-        rows = list(step_indices(np.arange(len(labels)), steps, 32, rng=rng))
-        batches = ((normalization.apply(images.pixels[r]), images.labels[r]) for r in rows)
-        local_training(model, batches, LocalTraining(steps=steps, batch_size=32, lr=lr))
+        _train(model, images, steps, lr=lr, rng=rng)
+
+
+def lenet_after(images: ImageSet, steps: int, *, seed: int, lr: float) -> dict[str, Tensor]:
+    """A LeNet-5 of the images' classes after so many steps of central plain SGD (batch 32)."""
+    torch.manual_seed(seed)
+    model = LeNet5(num_classes=len(images.names))
+    _train(model, images, steps, lr=lr, rng=np.random.default_rng(seed))
+    return snapshot(model)
+
+
+def _train(model: LeNet5, images: ImageSet, steps: int, *, lr: float, rng: np.random.Generator) -> None:
+    normalization = parse_normalization(NORMALIZATION)
+    rows = list(step_indices(np.arange(len(images.labels)), steps, 32, rng=rng))
+    batches = ((normalization.apply(images.pixels[r]), images.labels[r]) for r in rows)
+    local_training(model, batches, LocalTraining(steps=steps, batch_size=32, lr=lr))
 
 
 def mean_sd(values: Iterable[float]) -> str:

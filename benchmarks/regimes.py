@@ -36,7 +36,13 @@ from torch import Tensor
 
 from rlu_cli.audit.auditor import Auditor
 from rlu_cli.audit.client_round import ClientRound
-from rlu_cli.audit.options import RunOptions, SimulationOptions, StepOptions, TrainingOptions
+from rlu_cli.audit.options import (
+    ModelOptions,
+    RunOptions,
+    SimulationOptions,
+    StepOptions,
+    TrainingOptions,
+)
 from rlu_cli.audit.report import client_reliability
 from rlu_cli.core.metrics import score_bounds, score_counts, uniform_counts
 from rlu_cli.images import ImageSet
@@ -104,27 +110,35 @@ def measure(images: ImageSet, regime: str, seed: int, methods: Sequence[str], al
             }
 
 
-def clients(root: Path) -> Iterator[tuple[TruthLine, Path, Auditor]]:
+def clients(root: Path, model: ModelOptions | None = None) -> Iterator[tuple[TruthLine, Path, Auditor]]:
     """What each client of an archive of one round trained on, its file, and the auditor of them all."""
     auditor = None
     for line in read_truth_lines(root):
         round_ = round_folder(root, line.round)
         local = round_ / f"{line.client}.safetensors"
         if auditor is None:
-            auditor = Auditor(round_ / "global.safetensors", [local], aux=root / AUX, run=RunOptions())
+            reference = round_ / "global.safetensors"
+            auditor = Auditor(
+                reference, [local], aux=root / AUX, model=model or ModelOptions(), run=RunOptions()
+            )
         yield line, local, auditor
 
 
 def scored(
-    root: Path, methods: Sequence[str], told: TrainingOptions | None = None
+    root: Path,
+    methods: Sequence[str],
+    told: TrainingOptions | None = None,
+    *,
+    model: ModelOptions | None = None,
 ) -> Iterator[tuple[Row, Auditor, ClientRound]]:
     """Every client of an archive of one round by each method: its scores, and what they come from.
 
     Parameters
     ----------
     told : training values other than the files'
+    model : likewise
     """
-    for line, local, auditor in clients(root):
+    for line, local, auditor in clients(root, model):
         truth = np.array(line.counts)
         for method in methods:
             began = perf_counter()

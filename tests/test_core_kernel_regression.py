@@ -13,10 +13,10 @@ from rlu_cli.core.kernel_regression import (
     _LIKE,
     KernelRegression,
     _bordered,
-    _left_out,
     _of_present,
     _on_simplex,
     _with_product,
+    left_out,
     squared_distances,
 )
 from rlu_cli.core.types import FloatArray
@@ -45,15 +45,22 @@ def test_errors_of_clients_left_out_are_those_of_refits(ridge: float, halves: li
     rng = np.random.default_rng(0)
     rows, targets = rng.normal(size=(5 * N, 3)), rng.normal(size=5 * N)
     kernel = np.exp(-0.1 * squared_distances(rows, rows))
-    group = None if halves is None else np.repeat(halves, N)
-    weights, errors = _left_out(np.linalg.inv(kernel + ridge * np.eye(5 * N)), targets, N, group)
     whole = KernelRidge(alpha=ridge, kernel="rbf", gamma=0.1).fit(rows, targets)
-    np.testing.assert_allclose(weights, whole.dual_coef_, atol=1e-10)
-    together = np.repeat(np.arange(5), N) if group is None else group
+    inverse = np.linalg.inv(kernel + ridge * np.eye(5 * N))
+    known = replace(clients(5, noise=0.1), halves=None if halves is None else np.array(halves))
+    errors, variances = left_out(inverse, whole.dual_coef_, known.groups(N))
+    together = np.repeat(np.arange(5) if halves is None else halves, N)
     for block in np.unique(together):
         out, others = np.flatnonzero(together == block), np.flatnonzero(together != block)
         again = KernelRidge(alpha=ridge, kernel="rbf", gamma=0.1).fit(rows[others], targets[others])
         np.testing.assert_allclose(errors[out], targets[out] - again.predict(rows[out]), atol=1e-10)
+        inner = np.linalg.inv(kernel[np.ix_(others, others)] + ridge * np.eye(len(others)))
+        across = kernel[np.ix_(out, others)]
+        unknown = 1 + ridge - np.diag(across @ inner @ across.T)
+        np.testing.assert_allclose(variances[out], unknown, atol=1e-10)
+    few = known.groups(2, clients=3)
+    assert np.array_equal(np.sort(np.concatenate(few)), np.arange(6))
+    assert len(few) == (3 if halves is None else 2)
 
 
 def test_what_is_peculiar_to_the_samples_makes_no_bounds() -> None:

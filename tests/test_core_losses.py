@@ -12,7 +12,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from rlu_cli.core.coarse import coarsening
-from rlu_cli.core.losses import Losses, LossKind, LossRange, loss_range, losses, rounding_noise
+from rlu_cli.core.losses import Losses, LossKind, LossRange, loss_range, losses
 from rlu_cli.core.synthetic_clients import ClientSimulator, FeatureNoise
 from rlu_cli.core.types import Activations, Head, HeadUpdate, LocalTraining, Observation
 from rlu_cli.simulation.defences import Defence
@@ -108,8 +108,52 @@ def test_clients_of_like_losses_share_a_range() -> None:
     for ends, value in ((found.least, 0.02), (found.step, 0.3)):
         assert ends[0] <= value < ends[1] == pytest.approx(16 * ends[0])
     assert ranges(0.0, 0.3).least == (0.0, 0.0)
-    errors = np.random.default_rng(0).uniform(-0.5, 0.5, 10**5) * np.sqrt(np.prod(found.step))
-    assert rounding_noise(found) == pytest.approx(errors.std(), rel=0.01)
+
+
+@pytest.mark.parametrize("bits", [1, 2, 4])
+def test_a_grid_that_spans_the_client_s_own_numbers(bits: int) -> None:
+    """Made-up updates are rounded as a client that quantises its update by itself does it."""
+    levels, rng = 2**bits, np.random.default_rng(bits)
+    bias, weight = rng.normal(size=(20, N)), 0.3 * rng.normal(size=(20, N, L))
+    drawn = LossRange((0.0, 0.0), (0.0, 0.0), LossKind(levels=levels)).draw(20, rng)
+    own = [torch.from_numpy(part.astype(np.float32)) for part in (bias, weight)]
+    lost = drawn.spanning(*own)
+    found = torch.cat((lost.of_bias(own[0])[:, :, None], lost.of(own[1])), dim=2).numpy()
+    for left, b, w in zip(found, bias, weight, strict=True):
+        flat = torch.from_numpy(np.column_stack((b, w)).ravel())
+        literal = Defence(quantize=bits).apply(flat, torch.Generator()).numpy().reshape(N, L + 1)
+        near = np.isclose(left, literal, atol=1e-5)
+        assert near.mean() > 0.97  # but for halves of a step that float32 rounds the other way
+        assert len(np.unique(np.round(left, 4))) <= levels
+    ranges = LossRange((0.0, 0.0), (0.0, 0.0), LossKind(levels=levels))
+    assert ranges.rounded and lost.features().shape == (20, ranges.width)
+    ends = np.concatenate((bias, weight.reshape(20, -1)), axis=1)
+    np.testing.assert_allclose(ranges.steps(lost.features()), np.ptp(ends, axis=1) / (levels - 1), rtol=1e-5)
+
+
+def test_a_weight_s_own_grid_and_sparse_ones() -> None:
+    bias, weight = torch.tensor([[5.0, -5.0]]), torch.tensor([[[0.1, 1.0], [0.4, 2.0]]])
+    drawn = LossRange((0.3, 4.8), (0.0, 0.0), LossKind(levels=3)).draw(1, np.random.default_rng(0))
+    sparse = replace(drawn, least=torch.tensor([0.3]))
+    lost = sparse.spanning(bias, weight)
+    torch.testing.assert_close(lost.step, torch.tensor([5.0]))
+    torch.testing.assert_close(lost.of(weight), torch.tensor([[[0.0, 0.0], [0.0, 0.0]]]))
+    apart = replace(sparse, kind=LossKind(apart=3, levels=3)).spanning(bias, weight)
+    torch.testing.assert_close(apart.step, torch.tensor([0.8]))  # of what is sent, 0.4 to 2.0
+    torch.testing.assert_close(apart.of(weight), torch.tensor([[[0.0, 1.2], [0.4, 2.0]]]))
+    torch.testing.assert_close(apart.of_bias(bias), bias)
+    none = replace(sparse, least=torch.tensor([9.0])).spanning(bias, weight)
+    assert bool(torch.isfinite(none.features()).all()) and not none.of(weight).any()
+
+
+def test_a_grid_is_the_client_s_own_where_the_output_layer_has_both_its_ends() -> None:
+    coarse = sent(Defence(quantize=3))
+    for levels, spans in ((8, 8), (0, 0), (16, 0)):  # of a grid of 16 the ends lie in other layers
+        found = losses(replace(coarse, levels=levels))
+        assert found is not None and found.kind.levels == spans
+        assert loss_range(found).rounded
+        shared = loss_range(replace(found, step=100 * found.step))
+        assert (shared == loss_range(found)) == (spans > 0)  # no step is told then
 
 
 @pytest.mark.parametrize(("least", "step"), [(True, False), (False, True), (True, True)])
@@ -206,11 +250,11 @@ def test_made_up_updates_lose_what_they_are_said_to() -> None:
     assert np.abs(places - np.round(places))[there].max() < 1e-2
 
 
-@pytest.mark.parametrize("drawn", [False, True])
-def test_noise_comes_before_losses_unless_rounding_makes_it(drawn: bool) -> None:
+@pytest.mark.parametrize("std", [0.0, 0.3])
+def test_noise_comes_before_losses_unless_rounding_makes_it(std: float) -> None:
     samples, head = auxiliary(np.random.default_rng(0))
     assert head.bias is not None
-    noise = FeatureNoise(0.3, head.weight, np.full(L, 1 / L), drawn=drawn)
+    noise = FeatureNoise(std, head.weight, np.full(L, 1 / L))
     nothing = LossRange((1e-30, 1.6e-29), (0.0, 0.0))
     kwargs = {"seed": 1, "lossy": nothing, "weight": head.weight}
     made = ClientSimulator(samples, head.bias, 16, noise=noise, **kwargs).draw(2000).features
@@ -218,4 +262,4 @@ def test_noise_comes_before_losses_unless_rounding_makes_it(drawn: bool) -> None
     np.testing.assert_allclose(made[:, :N].sum(dim=1), 0.0, atol=1e-5)
     plain = ClientSimulator(samples, head.bias, 16, **kwargs).draw(2000).features
     spread = float((made[:, :N] - plain[:, :N]).std())
-    assert spread == pytest.approx(0.3 * np.sqrt(1 - 1 / N) if drawn else 0.0, abs=0.02)
+    assert spread == pytest.approx(std * np.sqrt(1 - 1 / N), abs=0.02)

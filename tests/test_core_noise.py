@@ -15,7 +15,7 @@ from rlu_cli.core.embedding import weight_direction
 from rlu_cli.core.methods import METHODS
 from rlu_cli.core.methods.gls import ResidualModel
 from rlu_cli.core.misfit import misfit
-from rlu_cli.core.noise import normalised_noise, observed_views, unexplained_noise
+from rlu_cli.core.noise import normalised_noise, observed_views, rounding_alone, unexplained_noise
 from rlu_cli.core.rate_likelihood import least_scale
 from rlu_cli.core.recover import recover_labels
 from rlu_cli.core.residuals import ResidualPath, residual_moments, residual_views
@@ -72,6 +72,42 @@ def test_views_are_the_bias_and_the_weight_along_the_mean_embedding() -> None:
         np.testing.assert_allclose(views[start : start + N - 1], (literal - literal.mean())[:-1])
     assert spread == pytest.approx((SIGMA, SIGMA * np.linalg.norm(path.along)))
     assert spread[1] < SIGMA / 3  # the better of the two
+
+
+def rounded(observation: Observation, step: float) -> Observation:
+    update = observation.update
+    assert update.bias is not None
+    grid = [step / 3 + np.rint((part - step / 3) / step) * step for part in (update.weight, update.bias)]
+    return replace(observation, update=HeadUpdate(*grid), noise_told=False)
+
+
+def test_what_rounding_adds_is_that_of_draws() -> None:
+    observation = rounded(noisy_round(1, SIGMA)[0], 0.01)
+    errors = np.random.default_rng(0).uniform(-0.005, 0.005, 10**5)
+    assert rounding_alone(observation) == pytest.approx(errors.std(), rel=0.01)
+    two = replace(observation, training=LocalTraining(2, 32, 0.5))
+    assert rounding_alone(two) == pytest.approx(rounding_alone(observation))  # η Σρ = 1 too
+    assert rounding_alone(replace(observation, noise_told=True)) == 0.0  # there is noise besides
+    assert rounding_alone(replace(observation, noise_told=True, noise_std=0.0)) > 0
+    assert rounding_alone(noisy_round(1, SIGMA)[0]) == 0.0
+    headless = replace(observation, update=HeadUpdate(observation.update.weight, None))
+    assert rounding_alone(headless) == 0.0
+
+
+def test_a_rounded_update_is_looked_at_in_the_bias_alone_where_that_says_enough() -> None:
+    observation = rounded(noisy_round(1, SIGMA)[0], 0.01)
+    problem = problem_of(observation)
+
+    def views(given: Observation, *, alike: bool) -> int:
+        return len(observed_views(given, problem.u, problem.gradient, alike=alike)[1])
+
+    assert (views(observation, alike=True), views(observation, alike=False)) == (1, 2)
+    quiet = replace(observation, noise_std=0.0)
+    assert (views(quiet, alike=True), views(quiet, alike=False)) == (1, 1)
+    told = replace(observation, noise_told=True)
+    assert (views(told, alike=True), views(told, alike=False)) == (2, 2)
+    _, spread = observed_views(quiet, problem.u, problem.gradient)
+    assert spread == (rounding_alone(quiet),)
 
 
 def test_noise_is_relative_to_the_steps_weights() -> None:

@@ -16,7 +16,7 @@ from scipy.stats import norm
 from rlu_cli.core.client_views import WEIGHT_FEATURES, ClientView, Replays, class_features
 from rlu_cli.core.kernel_regression import squared_distances
 from rlu_cli.core.replayed_size import RelativeSize, SizeModel, repeats, signal_size, size_notes
-from rlu_cli.core.types import FloatArray, Head
+from rlu_cli.core.types import FloatArray, Head, IntArray
 from rlu_cli.core.update_shape import update_shape
 
 N, R, F = 4, 60, 13
@@ -34,9 +34,11 @@ def replays(seed: int = 0, *, noise: float = 0.02, clients: int = R) -> Replays:
     return Replays(z, features, np.column_stack((sizes, np.zeros(clients))))
 
 
-def test_left_out_clients_are_likeliest_under_what_is_chosen() -> None:
+@pytest.mark.parametrize("halves", [None, np.arange(20) % 2])
+def test_left_out_clients_are_likeliest_under_what_is_chosen(halves: IntArray | None) -> None:
     """The inverse's short cut against Gaussian processes of all others, and the chosen one's prediction."""
-    known = replays(noise=0.1, clients=20)
+    known = replace(replays(noise=0.1, clients=20), halves=halves)
+    alone = np.arange(20) if halves is None else halves
     model = SizeModel(known)
     directions = known.features[:, :, WEIGHT_FEATURES].reshape(20, -1)
     directions /= np.linalg.norm(directions, axis=1, keepdims=True)
@@ -45,7 +47,7 @@ def test_left_out_clients_are_likeliest_under_what_is_chosen() -> None:
     found = {}
     for width, ridge in product((0.5, 1.0, 2.0, 4.0, 8.0, 16.0), (1e-3, 1e-2, 1e-1, 1.0)):
         kernel = np.exp(-distances / (2 * width**2 * distances.mean()))
-        errors, variances = np.transpose([_left_out(kernel, sizes, b, ridge) for b in range(20)])
+        errors, variances = np.transpose([_left_out(kernel, sizes, b, ridge, alone) for b in range(20)])
         scale = np.mean(errors**2 / variances)
         found[norm.logpdf(errors, scale=np.sqrt(scale * variances)).sum()] = (width, ridge, scale)
     width, ridge, scale = found[max(found)]
@@ -56,15 +58,17 @@ def test_left_out_clients_are_likeliest_under_what_is_chosen() -> None:
     place = np.concatenate((directions, direction))
     place = (place - directions.mean(axis=0)) / directions.std(axis=0)
     kernel = np.exp(-squared_distances(place, place) / model._reach)
-    error, variance = _left_out(kernel, np.append(sizes, 0.25), 20, ridge)
+    error, variance = _left_out(kernel, np.append(sizes, 0.25), 20, ridge, np.append(alone, 99))
     said = model(new.features[0], known.shapes[:, 0].mean() + 0.25)
     assert said.logarithm == pytest.approx(error, rel=1e-6)
     assert said.deviation == pytest.approx(math.sqrt(scale * variance), rel=1e-6)
 
 
-def _left_out(kernel: FloatArray, sizes: FloatArray, b: int, ridge: float) -> tuple[float, float]:
-    """Error at client b, and its variance, of a Gaussian process given the others."""
-    others = np.arange(len(sizes)) != b
+def _left_out(
+    kernel: FloatArray, sizes: FloatArray, b: int, ridge: float, groups: IntArray
+) -> tuple[float, float]:
+    """Error at client b, and its variance, of a Gaussian process given those of other groups."""
+    others = groups != groups[b]
     inner = kernel[np.ix_(others, others)] + ridge * np.eye(int(others.sum()))
     gain = np.linalg.solve(inner, kernel[others, b])
     return float(sizes[b] - gain @ sizes[others]), float(1 + ridge - gain @ kernel[others, b])

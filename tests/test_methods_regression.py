@@ -111,7 +111,7 @@ def estimates(recoveries: list[Recovery]) -> list[FloatArray]:
 
 
 def errors(found: list[FloatArray], clients: list[tuple[IntArray, Observation]]) -> FloatArray:
-    """Total variation of each client."""
+    """Total variation of each client, of estimates or counts."""
     return np.array([np.abs(z - c).sum() / 2 / TOTAL for z, (c, _) in zip(found, clients, strict=True)])
 
 
@@ -133,7 +133,7 @@ def test_its_errors_are_those_that_it_foresaw(
     trained: list[tuple[IntArray, Observation]], recovered: list[Recovery]
 ) -> None:
     foreseen = recovered[0].diagnostics["regression_error"]
-    assert 0.7 < errors(estimates(recovered), trained).mean() / foreseen < 1.4
+    assert 0.7 < errors([r.counts for r in recovered], trained).mean() / foreseen < 1.4
     assert foreseen < recovered[0].diagnostics["regression_error_gls"]
 
 
@@ -249,6 +249,29 @@ def test_gls_in_its_place_has_no_bounds_for_a_scaled_update(
     )
     assert "regression-not-fitted" in codes(recovery)
     assert recovery.low is None and recovery.presence is None
+
+
+def test_who_answers_is_decided_among_clients_rounded_alike(
+    trained: list[tuple[IntArray, Observation]],
+) -> None:
+    """The regressor where steps are large, and its errors small beside those of gls; gls else."""
+    steps = np.geomspace(0.01, 1.0, 450)
+    mine, its = np.full(450, 0.02), steps**2
+    regression = Regression(
+        None,  # type: ignore[arg-type]
+        steps,
+        np.column_stack((mine, its)),
+        0.0,
+        1.0,
+    )
+    assert regression.compared(0.02)[2] is False
+    error, by_gls, better = regression.compared(0.5)
+    assert better and error == pytest.approx(0.02)
+    near = np.sort(np.abs(np.log(steps / 0.5)))[149]
+    assert by_gls == pytest.approx(np.mean(its[np.abs(np.log(steps / 0.5)) <= near + 1e-9]))
+    noise = np.random.default_rng(0).normal(size=150)  # of nothing the sign tells nothing
+    alike = replace(regression, steps=np.ones(150), errors=np.abs(np.column_stack((noise, noise[::-1]))))
+    assert alike.compared(1.0)[2] is False
 
 
 # Where it gives way to gls.

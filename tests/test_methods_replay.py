@@ -10,10 +10,11 @@ from core_cases import model_means, scripted_observation
 
 from rlu_cli.core.client_views import ReplayedClient, ReplayPlan
 from rlu_cli.core.methods import METHODS
-from rlu_cli.core.methods.replay import out_of_scope
+from rlu_cli.core.methods.replay import _rescaled, out_of_scope
 from rlu_cli.core.moments import softmax
 from rlu_cli.core.progress import Progress
 from rlu_cli.core.recover import recover_labels
+from rlu_cli.core.replayed_size import RelativeSize
 from rlu_cli.core.residuals import ResidualPath
 from rlu_cli.core.types import (
     UNTREATED,
@@ -161,6 +162,26 @@ def test_clients_share_replays_and_dont_hang_on_each_other() -> None:
     alone = replace(b, start=replace(b.start))
     assert recover_labels(alone, method="replay").estimate.tolist() == both[1].estimate.tolist()
     assert recover_labels(a, method="replay").estimate.tolist() == both[0].estimate.tolist()
+
+
+@pytest.mark.parametrize(
+    ("classes", "confidence", "read"), [(2, 0.95, False), (2, 0.5, True), (3, 0.95, True)]
+)
+def test_two_classes_of_a_trained_model_tell_no_size(classes: int, confidence: float, read: bool) -> None:
+    """Six of 140 right clients were divided by such a size, or might have been."""
+    observation, _ = scripted_observation(LocalTraining(10, 16, 0.05), classes=classes)
+    rest = (1 - confidence) / (classes - 1)
+    S = np.full((classes, classes), rest) + (confidence - rest) * np.eye(classes)
+    asked = []
+
+    def rescaled(factor: float, deviation: float) -> Observation:
+        asked.append(factor)
+        raise MismatchError("numbers beyond any size")
+
+    observation = replace(observation, start=replace(observation.start, confidence=S), rescaled=rescaled)
+    answer = _rescaled(observation, RelativeSize(np.log(0.2), 0.1), np.full(classes, 1 / classes))
+    assert answer is None
+    assert bool(asked) is read
 
 
 def test_fewer_samples_are_fewer_replays() -> None:

@@ -155,6 +155,7 @@ class Observer:
             rescaled=partial(self._rescaled, reading)
             if any(method.needs_replayed_clients for method in methods)
             else None,
+            levels=self._levels(reading) if any(method.needs_samples for method in methods) else 0,
             dense=self._dense(reading)
             if record.lr_unknown or any(method.needs_dense for method in methods)
             else None,
@@ -223,6 +224,11 @@ class Observer:
                 clipping = None if clipping is None else replace(clipping, noise_std=0.0)
             self._treatments[reading] = Treatment(0.0 if clipping else noise_std, clipping, how)
         return self._treatments[reading]
+
+    def _levels(self, reading: Reading) -> int:
+        """See `Observation`."""
+        how = self._treatment(reading).compression
+        return 0 if how is None or how.by_tensor else how.levels
 
     def _replayed_update(self, reading: Reading) -> ReplayedUpdates | None:
         """What a client's training makes of a class mix, None where it can't be replayed."""

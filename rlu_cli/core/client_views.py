@@ -95,6 +95,17 @@ class Replays:
             else np.concatenate((self.halves, others.halves)),
         )
 
+    def groups(self, rows: int, *, clients: int | None = None) -> list[IntArray]:
+        """The rows that are left out together, of so many of each client: its own, or those of its half.
+
+        Parameters
+        ----------
+        clients : the first of them that there are rows of, all by default
+        """
+        owners = np.arange(len(self.proportions)) if self.halves is None else self.halves
+        each = np.repeat(owners[:clients], rows)
+        return [np.flatnonzero(each == owner) for owner in np.unique(each)]
+
     def arrays(self) -> Arrays:
         """Of which `from_arrays` makes it again."""
         arrays = {"proportions": self.proportions, "features": self.features, "shapes": self.shapes}

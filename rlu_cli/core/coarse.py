@@ -47,6 +47,7 @@ class Coarsening:
     values : how many different values and numbers there are, None for no grid
     deviation : √((n step²/12 + Z least²/3)/(n + Z)), of what n rounded numbers and Z left out lost
     error : √(n + Z) times that over ‖Δ‖
+    reach : how many values the grid has from the smallest to the largest number, 0 for no grid
     """
 
     least: float
@@ -60,6 +61,7 @@ class Coarsening:
     bias_step: float = 0.0
     even: bool = True
     signs: bool = False
+    reach: int = 0
 
     @property
     def any(self) -> bool:
@@ -136,11 +138,14 @@ def coarsening_of(update: HeadUpdate, *, resolution: float) -> Coarsening:
     if levels is not None:
         origin, different = float(levels[0]), (len(levels), len(sent))
         step, even = (_step(levels), _is_even(levels, gap)) if len(levels) > 1 else (0.0, True)
+    reach = 0 if levels is None else 1 + (round(float(np.ptp(levels)) / step) if step else 0)
     signs = levels is not None and len(levels) == 2 and abs(origin + step / 2) <= gap
     lost = len(sent) * step**2 / 12 + (len(values) - len(sent)) * least**2 / 3
     error = math.sqrt(lost) / float(np.linalg.norm(sent)) if lost else 0.0
     deviation = math.sqrt(lost / len(values))
-    return Coarsening(least, zeros, origin, step, different, deviation, error, apart, bias_step, even, signs)
+    return Coarsening(
+        least, zeros, origin, step, different, deviation, error, apart, bias_step, even, signs, reach
+    )
 
 
 def check_coarse(found: Coarsening) -> list[Note]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -140,17 +141,13 @@ class KernelRegression:
     def _solve(self, N: int) -> None:
         """α, and what is predicted of each client by the others."""
         targets = self._true - self._offset
-        self._weights, errors = _left_out(self._inverse, targets, N, self._halves(N))
+        self._weights = self._inverse @ targets
+        errors, _ = left_out(self._inverse, self._weights, self.replays.groups(N))
         predicted = _on_simplex((self._true - errors).reshape(-1, N))
         self._known = np.sqrt(predicted).ravel()
         self._presence = PresenceModel(predicted, self._true.reshape(-1, N) > 0)
         found = _of_present(predicted, self._presence(predicted))
         self.error = 0.5 * float(np.abs(found - np.square(self._true).reshape(-1, N)).sum(axis=1).mean())
-
-    def _halves(self, N: int) -> IntArray | None:
-        """Of each row."""
-        halves = self.replays.halves
-        return None if halves is None else np.repeat(halves, N)
 
     @property
     def clients(self) -> int:
@@ -190,15 +187,15 @@ class KernelRegression:
         some = slice(max(N, _SEARCHED // N * N))
         targets, guesses = self._true[some] - self._offset, self._guesses[some]
         distance = squared_distances(self._rows[some], self._rows[some])
-        halves = self._halves(N)
-        halves = None if halves is None else halves[some]
+        groups = self.replays.groups(N, clients=some.stop // N)
         best, found = np.inf, (0.0, 0.0, 0.0)
         for gamma in _GAMMAS:
             kernel = np.exp(-gamma * distance)
             for ridge in _RIDGES:
                 inverse = _inverse(kernel + ridge * np.eye(len(kernel)))
                 for slope in _SLOPES:
-                    errors = _left_out(_with_product(inverse, slope, guesses), targets, N, halves)[1]
+                    whole = _with_product(inverse, slope, guesses)
+                    errors, _ = left_out(whole, whole @ targets, groups)
                     error = float(np.abs(errors).mean())
                     if error < best:
                         best, found = error, (gamma, ridge, slope)
@@ -262,27 +259,24 @@ def _bordered(inverse: FloatArray, border: FloatArray, corner: FloatArray) -> Fl
     return np.block([[inverse + W @ rest @ W.T, -W @ rest], [-rest @ W.T, rest]])
 
 
-def _left_out(
-    inverse: FloatArray, targets: FloatArray, block: int, halves: IntArray | None
+def left_out(
+    inverse: FloatArray, weights: FloatArray, groups: Sequence[IntArray]
 ) -> tuple[FloatArray, FloatArray]:
-    """α, and the errors at each block of rows, or at each half, when the others alone are learnt from.
+    """Errors at each group's rows when the others alone are learnt from, and what a Gaussian process has for
+    their variance, over its own.
+
+        (A⁻¹_gg)⁻¹ α_g,     diag (A⁻¹_gg)⁻¹
 
     Parameters
     ----------
-    inverse : (K + λ I)⁻¹
-    halves : 0 or 1 for each row, None for blocks
+    inverse, weights : A⁻¹ = (K + λ I)⁻¹ and α = A⁻¹ y
+    groups : rows that are left out together
     """
-    weights: FloatArray = inverse @ targets
-    if halves is not None:
-        errors = np.empty(len(weights))
-        for half in (0, 1):
-            own = np.flatnonzero(halves == half)
-            errors[own] = np.linalg.solve(inverse[np.ix_(own, own)], weights[own])
-        return weights, errors
-    blocks = inverse.reshape(len(inverse) // block, block, -1, block)
-    own_blocks = np.stack([blocks[b, :, b] for b in range(len(blocks))])
-    found = np.linalg.solve(own_blocks, weights.reshape(-1, block)[:, :, None])[:, :, 0]
-    return weights, np.asarray(found.ravel(), dtype=np.float64)
+    errors, variances = np.empty(len(weights)), np.empty(len(weights))
+    for own in groups:
+        rest = _inverse(inverse[np.ix_(own, own)])
+        errors[own], variances[own] = rest @ weights[own], np.diag(rest)
+    return errors, variances
 
 
 def _of_present(z: FloatArray, presence: FloatArray) -> FloatArray:

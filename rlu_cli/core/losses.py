@@ -32,10 +32,13 @@ class LossKind:
     apart : how many levels a grid of the bias alone has, from its smallest to its largest value; 0 for that
         of the weight
     signs : share of the numbers whose signs were sent, with a mean size, the largest; 0 where no signs were
+    levels : how many values the grid has from the smallest to the largest number of the output layer, or of
+        its weight where the bias has another; 0 where it doesn't end there, or that isn't known
     """
 
     apart: int = 0
     signs: float = 0.0
+    levels: int = 0
 
 
 @dataclass(frozen=True)
@@ -43,7 +46,7 @@ class LossRange:
     """Compression of made-up clients, each by values of its own, log-uniform between these bounds.
 
     least : of the smallest size that is sent, (0, 0) where it isn't sizes that decide
-    step : of the distance of the grid's values, (0, 0) for none
+    step : of the distance of the grid's values, (0, 0) for none and where it follows from each client's own
     """
 
     least: Range
@@ -51,17 +54,33 @@ class LossRange:
     kind: LossKind = LossKind()
 
     @property
+    def rounded(self) -> bool:
+        """Whether there is a grid."""
+        return self.step[1] > 0 or self.kind.levels > 0
+
+    @property
     def width(self) -> int:
         """How many numbers `Losses.features` are."""
-        return (self.least[1] > 0) + 3 * (self.step[1] > 0)
+        return (self.least[1] > 0) + 3 * self.rounded
 
     @property
     def logarithms(self) -> int:
         """How many of them, the first ones, are logarithms of sizes."""
-        return (self.least[1] > 0) + (self.step[1] > 0)
+        return (self.least[1] > 0) + self.rounded
+
+    def steps(self, features: Tensor) -> FloatArray:
+        """Distance of the grid's values, of clients whose features end in `Losses.features`, shape (S,)."""
+        return np.asarray(np.exp(features[:, -3].double().numpy()))
+
+    def bias_steps(self, bias: FloatArray, features: Tensor) -> FloatArray:
+        """The same of the bias's own grid, where it has one; ``bias`` of shape (S, N)."""
+        apart = self.kind.apart
+        return np.asarray(np.ptp(bias, axis=1) / (apart - 1)) if apart else self.steps(features)
 
     def draw(self, clients: int, rng: np.random.Generator) -> Losses:
-        """One a client; the grid passes 0 anywhere between two values."""
+        """One a client; the grid passes 0 anywhere between two values, and has no step yet that follows from
+        the client's own (`Losses.spanning`).
+        """
         drawn = [_log_uniform(ends, clients, rng) for ends in (self.least, self.step)]
         drawn.append(np.full(clients, 0.5) if self.kind.signs else rng.random(clients))
         least, step, phase = (torch.from_numpy(values.astype(np.float32)) for values in drawn)
@@ -93,9 +112,7 @@ class Losses:
                 min=1
             )
             return torch.where(sent, sizes * values.sign(), 0.0)
-        low = values.where(sent, torch.inf).amin(dim=1, keepdim=True)
-        high = values.where(sent, -torch.inf).amax(dim=1, keepdim=True)
-        step = ((high - low) / (self.kind.apart - 1)).clamp(min=torch.finfo(values.dtype).tiny)
+        low, step = (part[:, None] for part in _grid(values, sent, self.kind.apart))
         return torch.where(sent, low + ((values - low) / step).round() * step, 0.0)
 
     def of(self, values: Tensor) -> Tensor:
@@ -119,6 +136,19 @@ class Losses:
     def reaching(self, largest: Tensor) -> Losses:
         """The same, but that each client sends its largest number at least, as the real one did."""
         return replace(self, least=torch.minimum(self.least, largest))
+
+    def spanning(self, bias: Tensor, weight: Tensor) -> Losses:
+        """The same, on the grid from each client's own smallest to its largest number, where theirs are such.
+
+        Parameters
+        ----------
+        bias, weight : of the clients' updates, shapes (S, N) and (S, N, L)
+        """
+        if not self.kind.levels:
+            return self
+        values = weight.flatten(1) if self.kind.apart else torch.cat((bias, weight.flatten(1)), dim=1)
+        low, step = _grid(values, self._sent(values), self.kind.levels)
+        return replace(self, step=step, phase=low / step % 1.0)
 
     @property
     def smallest(self) -> Tensor:
@@ -159,18 +189,23 @@ def losses(observation: Observation) -> Losses | None:
     least, step = coarse.least / scale if by_size else 0.0, coarse.step / scale
     sent = 1 - coarse.zeros  # a few are 0 by themselves
     signs = (1.0 if sent > _NEARLY_ALL else usual_share(sent)) if coarse.signs else 0.0
-    kind = LossKind(coarse.apart, signs)
+    levels = coarse.apart or (observation.levels if coarse.reach == observation.levels else 0)
+    kind = LossKind(coarse.apart, signs, 0 if coarse.signs else levels)
     return Losses(torch.tensor([least]), torch.tensor([step]), torch.tensor([phase]), kind)
 
 
 def loss_range(found: Losses) -> LossRange:
     """Of all clients that share what is fitted with this one."""
-    return LossRange(_around(float(found.least[0])), _around(float(found.step[0])), found.kind)
+    step = (0.0, 0.0) if found.kind.levels else _around(float(found.step[0]))
+    return LossRange(_around(float(found.least[0])), step, found.kind)
 
 
-def rounding_noise(found: LossRange) -> float:
-    """Standard deviation of what rounding to a grid in the middle of the range adds to a number."""
-    return math.sqrt(found.step[0] * found.step[1] / 12)
+def _grid(values: Tensor, sent: Tensor, levels: int) -> tuple[Tensor, Tensor]:
+    """The smallest of the numbers that are sent, and the step to the largest by so many levels, each (S,)."""
+    low = values.where(sent, torch.inf).amin(dim=1)
+    high = values.where(sent, -torch.inf).amax(dim=1)
+    wide = high > low  # or there is one number, or none
+    return torch.where(sent.any(dim=1), low, 0.0), torch.where(wide, (high - low) / (levels - 1), 1.0)
 
 
 def _beside(numbers: Tensor, values: Tensor) -> Tensor:

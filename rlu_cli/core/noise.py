@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from rlu_cli.core.coarse import coarsening
 from rlu_cli.core.gradients import without_drift
 from rlu_cli.core.schemes import pace
 from rlu_cli.core.types import FloatArray, Head, Observation
@@ -17,6 +18,19 @@ def normalised_noise(observation: Observation) -> float:
     if observation.noise_std == 0:
         return 0.0
     return observation.noise_std / pace(observation.training)
+
+
+def rounding_alone(observation: Observation) -> float:
+    """σ_u of what rounding to a grid added to each number of the bias, (step/√12)/(η Σ_τ ρ^τ).
+
+    0 where an update wasn't rounded to a grid, has no bias, or has noise that was told: then rounding isn't
+    all.
+    """
+    coarse = coarsening(observation)
+    told = observation.noise_std > 0 and observation.noise_told
+    if told or not coarse.quantised or not coarse.even or observation.update.bias is None:
+        return 0.0
+    return (coarse.bias_step or coarse.step) / float(np.sqrt(12)) / pace(observation.training)
 
 
 _FEWEST_COLUMNS = 8
@@ -81,19 +95,25 @@ def centred(values: FloatArray) -> FloatArray:
 
 
 def observed_views(
-    observation: Observation, u: FloatArray, gradient: Head
+    observation: Observation, u: FloatArray, gradient: Head, *, alike: bool = False
 ) -> tuple[FloatArray, tuple[float, ...]]:
     """What `gls` explains of an update, N − 1 numbers a view, and the known noise of each view.
 
     The views are u, and where `ResidualPath.along` is known −∇W v: each has independent noise of
-    covariance σ² (I − 11ᵀ/N), σ the number returned.
+    covariance σ² (I − 11ᵀ/N), σ the number returned. What rounding adds is not independent, number by
+    number: it makes small ones 0. So an update that was rounded, and has no other noise, is looked at in u
+    alone where that says enough.
 
     Parameters
     ----------
     u, gradient : as in `Problem`
+    alike : whether samples of a class are so much alike that u alone tells their counts
     """
     path = observation.residuals
     noise = normalised_noise(observation)
+    rounded = rounding_alone(observation)
+    if rounded and (alike or noise == 0.0):
+        return centred(u)[:-1], (rounded,)
     if noise == 0.0:
         return u[:-1], (0.0,)
     views, spread = [u], [noise]

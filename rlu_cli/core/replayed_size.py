@@ -9,7 +9,7 @@ import numpy as np
 
 from rlu_cli.core.checks import MISSCALED, READ_AS_WHOLE, UNBOUNDED
 from rlu_cli.core.client_views import WEIGHT_FEATURES, Replays
-from rlu_cli.core.kernel_regression import squared_distances
+from rlu_cli.core.kernel_regression import left_out, squared_distances
 from rlu_cli.core.types import FloatArray, Note
 
 _WIDTHS = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
@@ -82,7 +82,8 @@ class SizeModel:
     was told, is too small or too large for where it points, whatever the mix. So is one of samples that the
     global model knows by heart. Where a client's labels are as the model guesses, little is left of its
     gradients but chance, which points like no other client's: the variance says how little is known there.
-    w, λ and s are those under which clients left out are likeliest.
+    w, λ and s are those under which clients left out are likeliest, one by one, or those of one half of the
+    auxiliary samples together.
 
     Source: Rasmussen & Williams 2006, (2.25), (2.26) and, for clients left out, (5.10) to (5.12).
     """
@@ -97,19 +98,20 @@ class SizeModel:
         self._offset = float(sizes.mean())
         distances = squared_distances(self._known, self._known)
         unit = float(distances.mean())
+        groups = replays.groups(1)
         best = np.inf
         for width in _WIDTHS:
             reach = 2 * width**2 * max(unit, np.finfo(float).tiny)
             values, vectors = np.linalg.eigh(np.exp(-distances / reach))
             for ridge in _RIDGES:
-                shrunk = vectors / (np.maximum(values, 0.0) + ridge)
-                weights = shrunk @ (vectors.T @ (sizes - self._offset))
-                own = np.einsum("ij,ij->i", shrunk, vectors)
-                variance = max(float(np.mean(weights**2 / own)), np.finfo(float).tiny)
-                surprise = math.log(variance) - float(np.mean(np.log(own)))
+                inverse = vectors / (np.maximum(values, 0.0) + ridge) @ vectors.T
+                weights = inverse @ (sizes - self._offset)
+                errors, unknown = left_out(inverse, weights, groups)
+                variance = max(float(np.mean(errors**2 / unknown)), np.finfo(float).tiny)
+                surprise = math.log(variance) + float(np.mean(np.log(unknown)))
                 if surprise < best:
                     best, self._weights, self._reach = surprise, weights, reach
-                    self._inverse, self._ridge, self._variance = shrunk @ vectors.T, ridge, variance
+                    self._inverse, self._ridge, self._variance = inverse, ridge, variance
 
     def __call__(self, features: FloatArray, size: float) -> RelativeSize:
         """Of one client.

@@ -40,16 +40,15 @@ _EVERYWHERE = 0.15
 class FeatureNoise:
     """Known noise on the gradient that features are made of.
 
-    std : standard deviation on each element of ∇b and of ∇W
+    std : standard deviation on each element of ∇b and of ∇W; 0 where it is what rounding adds, and made-up
+        clients are rounded themselves
     weight : W, shape (N, L)
     along : a direction of the embedding, shape (L,), along which the weight is looked at besides
-    drawn : whether made-up clients get it; not what rounding adds, where they are rounded themselves
     """
 
     std: float
     weight: FloatArray
     along: FloatArray
-    drawn: bool = True
 
     @property
     def rows(self) -> FloatArray:
@@ -212,11 +211,11 @@ class ClientSimulator:
         assert self._lossy is not None
         N, clients = self.num_classes, len(whole)
         bias, weight = whole[:, :N], whole[:, N:].view(clients, N, self._width)[:, :, N:]
-        if self._known is not None and self._known.drawn:
+        if self._known is not None and self._known.std:
             shape = (clients, N, 1 + weight.shape[2])
             noise = torch.from_numpy(self._known.std * rng.standard_normal(shape, dtype=np.float32))
             bias, weight = bias + noise[:, :, 0], weight + noise[:, :, 1:]
-        lost = self._lossy.draw(clients, rng).reaching(bias.abs().amax(dim=1))
+        lost = self._lossy.draw(clients, rng).reaching(bias.abs().amax(dim=1)).spanning(bias, weight)
         bias, weight = lost.of_bias(bias), lost.of(weight) @ self._rows.T
         if self._known is not None:
             bias, weight = bias - bias.mean(dim=1, keepdim=True), weight - weight.mean(dim=1, keepdim=True)

@@ -293,6 +293,8 @@ class Observation:
     noise_std : standard deviation of the Gaussian noise on each parameter's update
     noise_told : whether it is known; noise that was only seen may be a sign of wrong inputs, and the checks
         go on as if there were none
+    levels : how many values the grid has that the whole update was rounded to, from its smallest to its
+        largest number; 0 for none, or where that isn't known
     replayed_update : from proportions z, shape (N,), and the number of a draw to ΔW and Δb of a replayed
         training on such a mix, None where it diverges; for the methods that ask for it
     replayed_clients : replays training on class mixes and looks at the models too; likewise
@@ -322,6 +324,7 @@ class Observation:
     magnified: float = 1.0
     noise_std: float = 0.0
     noise_told: bool = True
+    levels: int = 0
     replayed_update: Callable[[FloatArray, int], Head | None] | None = None
     replayed_clients: ReplayClients | None = None
     rescaled: Callable[[float, float], Observation] | None = None

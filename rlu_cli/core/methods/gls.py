@@ -139,8 +139,9 @@ def solve(problem: Problem) -> Estimate:
     path = problem.observation.residuals
     assert path is not None
     training = problem.observation.training
-    u, noise = observed_views(problem.observation, problem.u, problem.gradient)
     observation = problem.observation
+    exact = training.steps == 1 and is_exact(path.start, training)
+    u, noise = observed_views(observation, problem.u, problem.gradient, alike=exact)
     shown = mean_lengths(observation.head, observation.start, observation.start)
     parts: Sequence[tuple[float, ResidualMoments]] = [(1.0, _shown(path.start, shown))]
     if path.end is not None and observation.end is not None:

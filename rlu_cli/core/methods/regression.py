@@ -10,14 +10,15 @@ import torch
 from torch import Tensor
 
 from rlu_cli.core.fits import Arrays, Fits, checked
-from rlu_cli.core.losses import LossRange, loss_range, losses, rounding_noise
+from rlu_cli.core.losses import LossRange, loss_range, losses
 from rlu_cli.core.methods.base import Capabilities, Method, Problem
-from rlu_cli.core.methods.gls import GLS, ResidualModel, fit, solve_instead
+from rlu_cli.core.methods.gls import GLS, ResidualModel, fit, is_exact, solve_instead
 from rlu_cli.core.noise import normalised_noise
 from rlu_cli.core.parallel import one_thread
 from rlu_cli.core.progress import Progress, ignore
 from rlu_cli.core.regressor import Prediction, Regressor
 from rlu_cli.core.residuals import MOST_SAMPLED, ResidualMoments
+from rlu_cli.core.rounding import round_to_total
 from rlu_cli.core.synthetic_clients import (
     ClientSimulator,
     FeatureNoise,
@@ -45,8 +46,9 @@ _EMBEDDED, _FEWEST_EMBEDDED = 4_000_000_000, 10_000
 clients that are worth it."""
 
 _HELD_OUT = 3000
-_COMPARED = 150
-"""Clients that calibrate, and those of them that `gls` solves as well."""
+_COMPARED, _RANGED = 150, 450
+"""Clients that calibrate, and those of them that `gls` solves as well: more where they are rounded by steps
+of all sizes, of which those nearest to the client's are compared."""
 
 _LEVEL = 0.95
 
@@ -61,32 +63,46 @@ _STRANGE = 2.0
 class Regression:
     """A regressor with what it does on clients that it was not fitted to.
 
-    errors : mean ½‖p − z‖₁ of the regressor and of `gls`, over the same clients
-    better : whether the regressor's is smaller, by twice the standard error of the difference
+    steps : of the grids that clients were rounded to, 1 of those that weren't, shape (C,)
+    errors : share of the labels that the regressor and `gls` got wrong of the same clients, shape (C, 2)
     widening : what is added to both sides of its bounds, so that 95 % hold after rounding
     strangest : the largest strangeness among the clients
     """
 
     regressor: Regressor
-    errors: tuple[float, float]
-    better: bool
+    steps: FloatArray
+    errors: FloatArray
     widening: float
     strangest: float
 
+    def compared(self, step: float) -> tuple[float, float, bool]:
+        """Both mean errors, and whether the regressor's is smaller by twice the difference's standard error.
+
+        Parameters
+        ----------
+        step : of the client's own grid, of clients rounded like whom they are; 1 where there is none
+        """
+        near = np.argsort(np.abs(np.log(self.steps / step)), kind="stable")[:_COMPARED]
+        mine, its = self.errors[near].T
+        gain = its - mine
+        better = gain.mean() > 2 * gain.std(ddof=1) / np.sqrt(len(gain))
+        return float(mine.mean()), float(its.mean()), bool(better)
+
     def arrays(self) -> Arrays:
         """Of which `from_arrays` makes it again."""
-        measured = [*self.errors, float(self.better), self.widening, self.strangest]
-        return {**self.regressor.arrays(), "measured": np.array(measured)}
+        measured = {"measured": np.array([self.widening, self.strangest])}
+        return {**self.regressor.arrays(), "steps": self.steps, "errors": self.errors, **measured}
 
     @classmethod
     def from_arrays(cls, arrays: Arrays, features: int, num_classes: int) -> Regression:
         """From a file, for so many features; raises as `Regressor.from_arrays` does."""
-        measured = checked(arrays, "measured", (5,))
-        if measured.min() < 0 or measured[-1] == 0:
+        widening, strangest = map(float, checked(arrays, "measured", (2,)))
+        steps = checked(arrays, "steps", (None,))
+        errors = checked(arrays, "errors", (len(steps), 2))
+        if min(errors.min(), widening) < 0 or min(strangest, steps.min()) <= 0 or len(steps) < 2:
             raise ValueError("errors are not positive")
-        mine, its, better, widening, strangest = map(float, measured)
         regressor = Regressor.from_arrays(arrays, features, num_classes)
-        return cls(regressor, (mine, its), bool(better), widening, strangest)
+        return cls(regressor, steps, errors, widening, strangest)
 
 
 _regressions: Fits[Regression] = Fits("regression", Regression.arrays)
@@ -102,9 +118,10 @@ def solve(problem: Problem) -> Estimate:
     counts, and least squares, which look at means and covariances, lose what its exact size says. Here
     24 clients for each of ``--samples`` are made up from the auxiliary samples (`ClientSimulator`), and a
     network learns z, its 2.5 % and 97.5 % quantiles and the presence of each class from f (`Regressor`).
-    Clients held out widen the bounds until 95 % of the rounded ones hold, and decide by their errors between
-    the network and `gls`, which is exact where residuals don't vary within a class. An update far outside
-    of all that were simulated gets the answer of `gls` too. Known noise is drawn for the simulated clients.
+    Clients held out widen the bounds until 95 % of the rounded ones hold, and decide by the labels it gets
+    wrong between the network and `gls`, which is exact where residuals don't vary within a class. An update
+    far outside of all that were simulated gets the answer of `gls` too. Known noise is drawn for the
+    simulated clients.
     Where the update was scaled by an unknown factor c (clipping), so are theirs, by factors log-uniform from
     0.05 to 1, and the network sees f/‖f‖ alone, with known noise log ‖f‖ too. Where it was sparsified or
     quantised so are theirs, number by number, by any least size and step near the client's, and the network
@@ -137,12 +154,13 @@ def solve(problem: Problem) -> Estimate:
     features = look(seen if lost is None else torch.cat((seen, lost.features()), dim=1))
     regression = _regression(problem, path.samples, path.start, noise, look, features.shape[1])
     strangeness = float(regression.regressor.strangeness(features)[0])
+    mine, its, better = regression.compared(1.0 if lost is None or not lost.step else float(lost.step))
     found = {
-        "regression_error": regression.errors[0],
-        "regression_error_gls": regression.errors[1],
+        "regression_error": mine,
+        "regression_error_gls": its,
         "regression_strangeness": strangeness / regression.strangest,
     }
-    if not regression.better:
+    if not better:
         return solve_instead(problem, **found)
     if not strangeness <= _STRANGE * regression.strangest:
         note = Note(
@@ -196,14 +214,14 @@ def out_of_scope(counts: IntArray, training: LocalTraining) -> str | None:
 
 
 def _known_noise(problem: Problem, lossy: LossRange | None) -> FeatureNoise | None:
-    """Noise that is but seen in a quantised update is what rounding adds."""
+    """Noise that is but seen in a quantised update is what rounding adds, to made-up clients as well."""
     observation = problem.observation
     path, std = observation.residuals, normalised_noise(observation)
     if std == 0.0 or path is None or path.along is None:
         return None
     weight = observation.head.weight
-    if lossy is not None and lossy.step[1] and not observation.noise_told:
-        return FeatureNoise(rounding_noise(lossy), weight, path.along, drawn=False)
+    if lossy is not None and lossy.rounded and not observation.noise_told:
+        std = 0.0
     return FeatureNoise(std, weight, path.along)
 
 
@@ -275,7 +293,7 @@ def _regression(
         "total": problem.total,
         "samples": observation.samples,
         "seed": seed,
-        "noise": normalised_noise(observation) if look.lossy is None or noise is None else noise.std,
+        "noise": None if noise is None else noise.std,
         "scaled": observation.scaled,
     }
     if look.lossy is not None:
@@ -329,28 +347,56 @@ def fit_regression(
     drawn = replace(drawn, features=look(drawn.features))
     regressor = Regressor.fitted(drawn, seed=seed, progress=progress)
     others = simulator.draw(_HELD_OUT)
-    proportions = others.counts[:_COMPARED] / total
-    known = (0.0,) if noise is None else (noise.std, noise.std * float(np.linalg.norm(noise.along)))
-    model = ResidualModel([(1.0, moments)], LocalTraining(1, total, 1.0), noise=known)
-    views = others.features[:_COMPARED].double().numpy()
-    updates = views[:, : N - 1]
-    if noise is not None:
-        along = views[:, N : N + N * len(noise.rows)].reshape(len(views), N, -1)
-        updates = np.concatenate((updates, along[:, :-1, -1]), axis=1)
-    with one_thread():  # many small systems
-        prediction = regressor(look(others.features))
-        by_gls = np.stack([fit(model, u).solution.z for u in updates])
-    mine, its = (
-        np.abs(z - proportions).sum(axis=1) / 2 for z in (prediction.proportions[:_COMPARED], by_gls)
+    prediction = regressor(look(others.features))
+    steps = None if lossy is None or not lossy.rounded else lossy.steps(others.features)
+    few = slice(_COMPARED if steps is None else _RANGED)
+    some = SyntheticClients(others.counts[few], others.features[few])
+    solved = (
+        prediction.proportions[few],
+        _solved_by_gls(some, moments, noise, None if bias is None else lossy),
     )
-    gain = its - mine
     return Regression(
         regressor,
-        (float(mine.mean()), float(its.mean())),
-        better=bool(gain.mean() > 2 * gain.std(ddof=1) / np.sqrt(len(gain))),
+        np.ones(len(some.counts)) if steps is None else steps[few],
+        np.column_stack([_wrong(z, some.counts) for z in solved]),
         widening=widening_for(prediction, others),
         strangest=float(regressor.strangeness(look(others.features)).max()),
     )
+
+
+def _solved_by_gls(
+    clients: SyntheticClients, moments: ResidualMoments, noise: FeatureNoise | None, lossy: LossRange | None
+) -> FloatArray:
+    """Proportions of each client as `gls` finds them of the views that it has of such ones, shape (S, N)."""
+    N, total = clients.counts.shape[1], int(clients.counts[0].sum())
+    training = LocalTraining(1, total, 1.0)
+    features = clients.features.double().numpy()
+    bias = features[:, :N]
+    added = np.full(len(bias), 0.0 if noise is None else noise.std)
+    plain = noise is None
+    if lossy is not None and lossy.rounded and not added.any():
+        added = lossy.bias_steps(bias, clients.features) / np.sqrt(12)
+        plain = plain or is_exact(moments, training)
+    updates, lengths = bias[:, :-1], [1.0]
+    if noise is not None and not plain:
+        along = features[:, N : N + N * len(noise.rows)].reshape(len(bias), N, -1)[:, :-1, -1]
+        updates = np.concatenate((updates, along), axis=1)
+        lengths.append(float(np.linalg.norm(noise.along)))
+    with one_thread():  # many small systems
+        return np.stack(
+            [
+                fit(
+                    ResidualModel([(1.0, moments)], training, noise=tuple(std * x for x in lengths)), u
+                ).solution.z
+                for std, u in zip(added, updates, strict=True)
+            ]
+        )
+
+
+def _wrong(z: FloatArray, counts: IntArray) -> FloatArray:
+    """Share of the labels of each client that whole counts of these proportions get wrong, shape (S,)."""
+    found = np.stack([round_to_total(row, int(own.sum())) for row, own in zip(z, counts, strict=True)])
+    return np.asarray(np.abs(found - counts).sum(axis=1) / 2 / counts.sum(axis=1))
 
 
 REGRESSION = Method(

@@ -33,6 +33,7 @@ from rlu_cli.core.rounding import round_to_total
 from rlu_cli.core.scale_levels import scale_level
 from rlu_cli.core.schemes import pace, path_position
 from rlu_cli.core.synthetic_clients import draw_mixes, mixes_near
+from rlu_cli.core.trained import is_trained
 from rlu_cli.core.types import (
     Estimate,
     FloatArray,
@@ -81,6 +82,10 @@ _CONCENTRATION = 300.0
 _FEW_CLASSES = 4
 """Up to which replayed clients draw from halves of the auxiliary samples. All draw nearly the same ones
 otherwise, and what their training makes of these is learnt: 60 to 94 % of the bounds held."""
+
+_FEWEST_SIZED = 3
+"""Classes of a trained model from which an update is divided by the size that replays tell. Of two, updates
+point one of two ways at any size: of 140 right clients six were doubted."""
 
 _LATE = 0.75
 """Where between both models `gls` is asked as well, beside where a steady gradient was taken."""
@@ -218,7 +223,8 @@ def _rescaled(observation: Observation, size: RelativeSize, z: FloatArray) -> Es
     """The answer for the update as it was before it got another size.
 
     None where it is as large as it should be, where the scheme adds gradients that were scaled with the
-    samples' and hide the factor, and where replays aren't like it at that size either: the
+    samples' and hide the factor, of trained models of two classes, whose updates point one of two ways at any
+    size, and where replays aren't like it at that size either: the
     likelihood of early models' updates and the replays tell the size of the head's update, and other layers
     may have been scaled otherwise.
 
@@ -227,6 +233,8 @@ def _rescaled(observation: Observation, size: RelativeSize, z: FloatArray) -> Es
     z : the proportions as far as they are known
     """
     if observation.rescaled is None or observation.constant_gradient is not None:
+        return None
+    if len(z) < _FEWEST_SIZED and is_trained(observation.start):
         return None
     found = _other_size(observation, size, z)
     if found is None:
