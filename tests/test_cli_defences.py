@@ -26,6 +26,7 @@ from defended_rounds import defended, norm
 
 from rlu_cli.audit.auditor import Auditor
 from rlu_cli.audit.options import RunOptions, TrainingOptions
+from rlu_cli.core.losses import Losses, LossRange, loss_range
 from rlu_cli.core.metrics import score_counts
 from rlu_cli.files.checkpoint import read_checkpoint
 from rlu_cli.files.safetensors_io import save_safetensors
@@ -145,6 +146,22 @@ def test_few_values_of_an_early_model_are_no_noise(tmp_path: Path) -> None:
         if bits > 2:  # exact: of less than half a sample that the bias loses none is lost
             assert [row["count"] for row in document["classes"]] == list(truth("untrained_m1"))
             assert document["reliability"]["grade"] == "good"
+
+
+def test_made_up_clients_round_between_the_ends_of_their_own_numbers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the real one did: where the grid lay anywhere, a fortieth more of the labels of two bits was lost."""
+    kinds = []
+
+    def seen(found: Losses) -> LossRange:
+        kinds.append(found.kind)
+        return loss_range(found)
+
+    monkeypatch.setattr("rlu_cli.core.methods.regression.loss_range", seen)
+    for defence in (Defence(quantize=2), Defence(quantize=4), Defence(top_k=0.3)):
+        call("recover", *defended(tmp_path, defence, name="untrained_m1"), "--method", "regression")
+    assert [kind.levels for kind in kinds] == [4, 16, 0]
 
 
 def test_replays_of_noisy_clients(tmp_path: Path) -> None:

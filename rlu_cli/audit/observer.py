@@ -227,7 +227,8 @@ class Observer:
 
     def _levels(self, reading: Reading) -> int:
         """See `Observation`."""
-        how = self._treatment(reading).compression
+        observation = reading.observation(self._measured.start(reading.record.training.batch_size))
+        how = self._treatment(reading).compression if coarsening(observation).quantised else None
         return 0 if how is None or how.by_tensor else how.levels
 
     def _replayed_update(self, reading: Reading) -> ReplayedUpdates | None:

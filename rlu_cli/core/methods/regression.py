@@ -347,7 +347,8 @@ def fit_regression(
     drawn = replace(drawn, features=look(drawn.features))
     regressor = Regressor.fitted(drawn, seed=seed, progress=progress)
     others = simulator.draw(_HELD_OUT)
-    prediction = regressor(look(others.features))
+    with one_thread():
+        prediction = regressor(look(others.features))
     steps = None if lossy is None or not lossy.rounded else lossy.steps(others.features)
     few = slice(_COMPARED if steps is None else _RANGED)
     some = SyntheticClients(others.counts[few], others.features[few])
