@@ -1,8 +1,8 @@
-"""Models of two to six classes, which training makes sure of: scores, bounds, and who is warned of wrongly.
+"""Models of few classes, which training makes sure of: scores, bounds, and who is warned of wrongly.
 
     python benchmarks/few_classes.py --seeds 3      (about 25 minutes on one core)
-    python benchmarks/few_classes.py --classes 2 --steps 1 --training 2000 --alpha 0.5
-    python benchmarks/few_classes.py --classes 2 --normalize "mean=0;std=1"      (what the auditor is told)
+    python benchmarks/few_classes.py --classes 2 --steps 1 --training 2000 --output one_step.ndjson
+    python benchmarks/few_classes.py --classes 2 --normalize "mean=0;std=1" --output wrong.ndjson
 
 Real training: LeNet-5 on as many of Fashion-MNIST's classes, drawn by the seed; central SGD at lr 0.02, then
 10 clients a round, batch 32, lr 0.01, 100 auxiliary images a class. Prints Markdown; writes every client's
@@ -70,7 +70,15 @@ def measure(
     federation = SimulationOptions(rounds=1, alpha=alpha)
     with played(lambda root: lenet_simulator(data, training, federation, seed, root, start=start)) as root:
         for scores, _, _ in scored(root, METHODS, model=model):
-            yield {"classes": classes, "alpha": alpha, "seed": seed, "steps": steps, **scores}
+            yield {
+                "classes": classes,
+                "alpha": alpha,
+                "seed": seed,
+                "training": trained,
+                "steps": steps,
+                "told": model.normalize,
+                **scores,
+            }
 
 
 def some_classes(images: ImageSet, classes: int, seed: int) -> ImageSet:

@@ -151,7 +151,7 @@ def test_few_values_of_an_early_model_are_no_noise(tmp_path: Path) -> None:
 def test_made_up_clients_round_between_the_ends_of_their_own_numbers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As the real one did: where the grid lay anywhere, a fortieth more of the labels of two bits was lost."""
+    """As the real one did: with grids that lie anywhere a fortieth more of two bits was lost."""
     kinds = []
 
     def seen(found: Losses) -> LossRange:

@@ -117,7 +117,7 @@ def test_a_grid_that_spans_the_client_s_own_numbers(bits: int) -> None:
     bias, weight = rng.normal(size=(20, N)), 0.3 * rng.normal(size=(20, N, L))
     drawn = LossRange((0.0, 0.0), (0.0, 0.0), LossKind(levels=levels)).draw(20, rng)
     own = [torch.from_numpy(part.astype(np.float32)) for part in (bias, weight)]
-    lost = drawn.spanning(*own)
+    lost = drawn.spanning(torch.cat((own[0], own[1].flatten(1)), dim=1))
     found = torch.cat((lost.of_bias(own[0])[:, :, None], lost.of(own[1])), dim=2).numpy()
     for left, b, w in zip(found, bias, weight, strict=True):
         flat = torch.from_numpy(np.column_stack((b, w)).ravel())
@@ -135,15 +135,49 @@ def test_a_weight_s_own_grid_and_sparse_ones() -> None:
     bias, weight = torch.tensor([[5.0, -5.0]]), torch.tensor([[[0.1, 1.0], [0.4, 2.0]]])
     drawn = LossRange((0.3, 4.8), (0.0, 0.0), LossKind(levels=3)).draw(1, np.random.default_rng(0))
     sparse = replace(drawn, least=torch.tensor([0.3]))
-    lost = sparse.spanning(bias, weight)
+    lost = sparse.spanning(torch.cat((bias, weight.flatten(1)), dim=1))
     torch.testing.assert_close(lost.step, torch.tensor([5.0]))
     torch.testing.assert_close(lost.of(weight), torch.tensor([[[0.0, 0.0], [0.0, 0.0]]]))
-    apart = replace(sparse, kind=LossKind(apart=3, levels=3)).spanning(bias, weight)
+    apart = replace(sparse, kind=LossKind(apart=3, levels=3)).spanning(weight.flatten(1))
     torch.testing.assert_close(apart.step, torch.tensor([0.8]))  # of what is sent, 0.4 to 2.0
     torch.testing.assert_close(apart.of(weight), torch.tensor([[[0.0, 1.2], [0.4, 2.0]]]))
     torch.testing.assert_close(apart.of_bias(bias), bias)
-    none = replace(sparse, least=torch.tensor([9.0])).spanning(bias, weight)
+    none = replace(sparse, least=torch.tensor([9.0])).spanning(weight.flatten(1))
     assert bool(torch.isfinite(none.features()).all()) and not none.of(weight).any()
+
+
+def test_steps_of_the_bias_s_own_grid_are_those_of_what_was_sent() -> None:
+    bias = torch.tensor([[0.9, 0.7, 0.1, -0.05], [-0.3, 0.8, 0.6, 0.0]])
+    sparse = Losses(torch.full((2,), 0.5), torch.ones(2), torch.zeros(2), LossKind(apart=4, levels=4))
+    ranges = LossRange((0.1, 1.6), (0.0, 0.0), sparse.kind)
+    found = ranges.bias_steps(sparse.of_bias(bias).numpy(), sparse.features())
+    np.testing.assert_allclose(found, [0.2 / 3, 0.2 / 3], rtol=1e-5)
+    one = replace(ranges, kind=LossKind(levels=4))
+    np.testing.assert_allclose(one.bias_steps(bias.numpy(), sparse.features()), 1.0)
+
+
+def test_a_head_without_bias_spans_its_weight_alone() -> None:
+    samples, head = auxiliary(np.random.default_rng(0))
+    small = replace(samples, embeddings=0.01 * samples.embeddings)  # the bias's numbers would be the ends
+    ranges = LossRange((0.0, 0.0), (0.0, 0.0), LossKind(levels=4))
+    kwargs = {"seed": 1, "lossy": ranges, "weight": head.weight}
+    steps = {
+        has_bias: ranges.steps(
+            ClientSimulator(small, np.zeros(N), 16, has_bias=has_bias, **kwargs).draw(100).features
+        )
+        for has_bias in (True, False)
+    }
+    assert np.median(steps[False]) < 0.1 * np.median(steps[True])
+
+
+@settings(max_examples=25, deadline=None)
+@given(seed=st.integers(0, 100))
+def test_the_smallest_size_of_a_client_s_own_is_as_it_was_sent(seed: int) -> None:
+    observation = sent(Defence(top_k=0.5, quantize=4), seed)
+    found, coarse = losses(observation), coarsening(observation)
+    assume(found is not None and bool(found.least.any()))
+    assert found is not None
+    assert float(found.smallest) == pytest.approx(coarse.least / 0.05, rel=1e-5)
 
 
 def test_a_grid_is_the_client_s_own_where_the_output_layer_has_both_its_ends() -> None:

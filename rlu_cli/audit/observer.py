@@ -28,7 +28,7 @@ from rlu_cli.core.methods import AUTO, METHODS, Method, best_method, get_method
 from rlu_cli.core.methods.base import check_optimizer
 from rlu_cli.core.methods.disaggregation import out_of_scope
 from rlu_cli.core.methods.regression import out_of_scope as no_regression
-from rlu_cli.core.noise import alike
+from rlu_cli.core.noise import alike, is_rounding
 from rlu_cli.core.types import Activations, Clipping, Observation, Treatment
 from rlu_cli.core.unit_direction import stands_for_bias
 from rlu_cli.core.update_size import size_is_doubted
@@ -210,7 +210,7 @@ class Observer:
         return self._frozen[reading]
 
     def _treatment(self, reading: Reading) -> Treatment:
-        """What was done to the update. Noise only seen in a quantised one is what quantisation adds."""
+        """What was done to the update. Noise only seen in a quantised one may be what quantisation adds."""
         if reading not in self._treatments:
             observation = reading.observation(self._measured.start(reading.record.training.batch_size))
             coarse, how = coarsening(observation), None
@@ -219,7 +219,7 @@ class Observer:
                 check_finite(whole.tensors, where=whole.path)
                 how = compression(whole, self._named(self._reference), coarse)
             noise_std, clipping = observation.noise_std, observation.clipping
-            if how is not None and how.levels and not observation.noise_told:
+            if how is not None and how.levels and is_rounding(observation):
                 noise_std = 0.0
                 clipping = None if clipping is None else replace(clipping, noise_std=0.0)
             self._treatments[reading] = Treatment(0.0 if clipping else noise_std, clipping, how)
@@ -227,8 +227,12 @@ class Observer:
 
     def _levels(self, reading: Reading) -> int:
         """See `Observation`."""
-        observation = reading.observation(self._measured.start(reading.record.training.batch_size))
-        how = self._treatment(reading).compression if coarsening(observation).quantised else None
+        training = reading.record.training
+        if training.steps > 1 or not self._measured.has_samples:
+            return 0
+        if not coarsening(reading.observation(self._measured.start(training.batch_size))).quantised:
+            return 0
+        how = self._treatment(reading).compression
         return 0 if how is None or how.by_tensor else how.levels
 
     def _replayed_update(self, reading: Reading) -> ReplayedUpdates | None:

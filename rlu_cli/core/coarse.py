@@ -47,7 +47,8 @@ class Coarsening:
     values : how many different values and numbers there are, None for no grid
     deviation : √((n step²/12 + Z least²/3)/(n + Z)), of what n rounded numbers and Z left out lost
     error : √(n + Z) times that over ‖Δ‖
-    reach : how many values the grid has from the smallest to the largest number, 0 for no grid
+    reach : how many values the grid has from the smallest to the largest number, or of the weight alone where
+        the bias has another; 0 for no grid
     """
 
     least: float
@@ -67,6 +68,11 @@ class Coarsening:
     def any(self) -> bool:
         """Whether the update was made coarser at all."""
         return self.sparsified or self.quantised
+
+    @property
+    def rounding(self) -> float:
+        """Standard deviation of what rounding added to a number of the bias, step/√12."""
+        return (self.bias_step or self.step) / math.sqrt(12)
 
     @property
     def sparsified(self) -> bool:

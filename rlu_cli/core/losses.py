@@ -75,7 +75,10 @@ class LossRange:
     def bias_steps(self, bias: FloatArray, features: Tensor) -> FloatArray:
         """The same of the bias's own grid, where it has one; ``bias`` of shape (S, N)."""
         apart = self.kind.apart
-        return np.asarray(np.ptp(bias, axis=1) / (apart - 1)) if apart else self.steps(features)
+        if not apart:
+            return self.steps(features)
+        sent = torch.from_numpy(bias)
+        return np.asarray(_grid(sent, sent != 0, apart)[1].numpy())
 
     def draw(self, clients: int, rng: np.random.Generator) -> Losses:
         """One a client; the grid passes 0 anywhere between two values, and has no step yet that follows from
@@ -95,12 +98,14 @@ class Losses:
         isn't sizes that decide
     step : distance of the grid's values, 0 for none; of signs twice their size
     phase : where the grid passes 0, in steps
+    seen : whether ``least`` is the size as it was sent, and not before it was rounded
     """
 
     least: Tensor
     step: Tensor
     phase: Tensor
     kind: LossKind = LossKind()
+    seen: bool = False
 
     def of_bias(self, values: Tensor) -> Tensor:
         """What is left of the clients' bias updates, shape (S, N)."""
@@ -137,23 +142,22 @@ class Losses:
         """The same, but that each client sends its largest number at least, as the real one did."""
         return replace(self, least=torch.minimum(self.least, largest))
 
-    def spanning(self, bias: Tensor, weight: Tensor) -> Losses:
+    def spanning(self, values: Tensor) -> Losses:
         """The same, on the grid from each client's own smallest to its largest number, where theirs are such.
 
         Parameters
         ----------
-        bias, weight : of the clients' updates, shapes (S, N) and (S, N, L)
+        values : all that lie on one grid of the clients' updates, shape (S, K)
         """
         if not self.kind.levels:
             return self
-        values = weight.flatten(1) if self.kind.apart else torch.cat((bias, weight.flatten(1)), dim=1)
         low, step = _grid(values, self._sent(values), self.kind.levels)
         return replace(self, step=step, phase=low / step % 1.0)
 
     @property
     def smallest(self) -> Tensor:
         """The smallest size of a number that was sent, as it is seen, shape (S,)."""
-        if not bool(self.step.any()):
+        if self.seen or not bool(self.step.any()):
             return self.least
         below, above = (
             ((self.phase + (size / self.step - self.phase).round()) * self.step).abs()
@@ -189,9 +193,9 @@ def losses(observation: Observation) -> Losses | None:
     least, step = coarse.least / scale if by_size else 0.0, coarse.step / scale
     sent = 1 - coarse.zeros  # a few are 0 by themselves
     signs = (1.0 if sent > _NEARLY_ALL else usual_share(sent)) if coarse.signs else 0.0
-    levels = coarse.apart or (observation.levels if coarse.reach == observation.levels else 0)
+    levels = coarse.reach if coarse.apart or coarse.reach == observation.levels else 0
     kind = LossKind(coarse.apart, signs, 0 if coarse.signs else levels)
-    return Losses(torch.tensor([least]), torch.tensor([step]), torch.tensor([phase]), kind)
+    return Losses(torch.tensor([least]), torch.tensor([step]), torch.tensor([phase]), kind, seen=True)
 
 
 def loss_range(found: Losses) -> LossRange:

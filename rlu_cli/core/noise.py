@@ -20,22 +20,34 @@ def normalised_noise(observation: Observation) -> float:
     return observation.noise_std / pace(observation.training)
 
 
-def rounding_alone(observation: Observation) -> float:
-    """σ_u of what rounding to a grid added to each number of the bias, (step/√12)/(η Σ_τ ρ^τ).
-
-    0 where an update wasn't rounded to a grid, has no bias, or has noise that was told: then rounding isn't
-    all.
-    """
-    coarse = coarsening(observation)
-    told = observation.noise_std > 0 and observation.noise_told
-    if told or not coarse.quantised or not coarse.even or observation.update.bias is None:
-        return 0.0
-    return (coarse.bias_step or coarse.step) / float(np.sqrt(12)) / pace(observation.training)
-
-
 _FEWEST_COLUMNS = 8
 _COUNTED = 0.1
 """Samples by which noise must be able to change a count to be worth its care: rounding isn't."""
+
+
+_ROUNDING = 4.0
+"""How many times as large as step/√12 `column_noise` may be of a rounded update: up to 3.5 where nothing was
+added to it, since a column's small numbers are all rounded alike."""
+
+
+def is_rounding(observation: Observation) -> bool:
+    """Whether an update was rounded, and the noise that is seen in it may be what that added."""
+    coarse, noise = coarsening(observation), observation.noise_std
+    if not coarse.quantised or (noise and observation.noise_told):
+        return False
+    return not coarse.even or noise <= _ROUNDING * coarse.rounding
+
+
+def rounding_alone(observation: Observation) -> float:
+    """σ_u of what rounding to a grid added to each number of the bias, (step/√12)/(η Σ_τ ρ^τ).
+
+    0 where an update wasn't rounded to a grid, has other noise or no bias, or can't change a count by 0.1.
+    """
+    if not is_rounding(observation) or observation.update.bias is None:
+        return 0.0
+    coarse, scale = coarsening(observation), pace(observation.training)
+    counts = observation.training.samples * coarse.rounding >= _COUNTED * scale
+    return coarse.rounding / scale if coarse.even and counts else 0.0
 
 
 def column_noise(observation: Observation, *, rate_known: bool = True) -> float:
@@ -95,24 +107,24 @@ def centred(values: FloatArray) -> FloatArray:
 
 
 def observed_views(
-    observation: Observation, u: FloatArray, gradient: Head, *, alike: bool = False
+    observation: Observation, u: FloatArray, gradient: Head, *, exact: bool = False
 ) -> tuple[FloatArray, tuple[float, ...]]:
     """What `gls` explains of an update, N − 1 numbers a view, and the known noise of each view.
 
     The views are u, and where `ResidualPath.along` is known −∇W v: each has independent noise of
     covariance σ² (I − 11ᵀ/N), σ the number returned. What rounding adds is not independent, number by
-    number: it makes small ones 0. So an update that was rounded, and has no other noise, is looked at in u
-    alone where that says enough.
+    number: it makes small ones 0. So an update that was rounded, and has no other noise that shows, is looked
+    at in u alone where that says enough.
 
     Parameters
     ----------
     u, gradient : as in `Problem`
-    alike : whether samples of a class are so much alike that u alone tells their counts
+    exact : whether samples of a class are so much alike that u alone tells their counts
     """
     path = observation.residuals
     noise = normalised_noise(observation)
     rounded = rounding_alone(observation)
-    if rounded and (alike or noise == 0.0):
+    if rounded and (exact or noise == 0.0):
         return centred(u)[:-1], (rounded,)
     if noise == 0.0:
         return u[:-1], (0.0,)

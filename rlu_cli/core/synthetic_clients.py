@@ -121,6 +121,7 @@ class ClientSimulator:
     scaled : whether updates are scaled down before that, by factors log-uniform from 0.05 to 1
     lossy : how they are compressed after that; ``samples`` have embeddings then too
     weight : W, shape (N, L), where they are
+    has_bias : whether a bias was sent, and compressed with the weight
     """
 
     def __init__(
@@ -134,9 +135,10 @@ class ClientSimulator:
         scaled: bool = False,
         lossy: LossRange | None = None,
         weight: FloatArray | None = None,
+        has_bias: bool = True,
     ) -> None:
         self.total = total
-        self._lossy = lossy
+        self._lossy, self._has_bias = lossy, has_bias
         self._scaled = scaled
         self.num_classes = N = samples.logits.shape[1]
         self._seed, self._groups = seed, 0
@@ -215,7 +217,10 @@ class ClientSimulator:
             shape = (clients, N, 1 + weight.shape[2])
             noise = torch.from_numpy(self._known.std * rng.standard_normal(shape, dtype=np.float32))
             bias, weight = bias + noise[:, :, 0], weight + noise[:, :, 1:]
-        lost = self._lossy.draw(clients, rng).reaching(bias.abs().amax(dim=1)).spanning(bias, weight)
+        sent = torch.cat((bias, weight.flatten(1)), dim=1) if self._has_bias else weight.flatten(1)
+        largest = (bias if self._has_bias else sent).abs().amax(dim=1)
+        own = weight.flatten(1) if self._lossy.kind.apart else sent
+        lost = self._lossy.draw(clients, rng).reaching(largest).spanning(own)
         bias, weight = lost.of_bias(bias), lost.of(weight) @ self._rows.T
         if self._known is not None:
             bias, weight = bias - bias.mean(dim=1, keepdim=True), weight - weight.mean(dim=1, keepdim=True)

@@ -11,6 +11,7 @@ import numpy as np
 
 from rlu_cli.core.coarse import Coarsening, coarsening
 from rlu_cli.core.gradients import normalised_update
+from rlu_cli.core.noise import is_rounding
 from rlu_cli.core.path import solve_on_path
 from rlu_cli.core.rate_likelihood import (
     FEWEST,
@@ -122,7 +123,7 @@ def damaged_size_error(observation: Observation, samples: Activations) -> Learni
     damage, added = coarsening(observation), observation.noise_std
     if damage.values is not None and damage.values[0] <= _NO_SIZE:
         return None
-    if damage.quantised and not observation.noise_told:  # then what is seen is what rounding adds
+    if is_rounding(observation):
         added = 0.0
     beside = max(observation.noise_std, math.hypot(added, damage.deviation))
     views = Views(replace(observation, noise_std=beside), explanation_of([samples], [1.0], has_bias=True))

@@ -17,7 +17,7 @@ from rlu_cli.core.methods.base import (
     solution_notes,
     swing_notes,
 )
-from rlu_cli.core.noise import observed_views
+from rlu_cli.core.noise import observed_views, rounding_alone
 from rlu_cli.core.progress import Progress
 from rlu_cli.core.residuals import Replay, ResidualMoments
 from rlu_cli.core.schemes import batch_variance, impulse_response
@@ -140,8 +140,9 @@ def solve(problem: Problem) -> Estimate:
     assert path is not None
     training = problem.observation.training
     observation = problem.observation
-    exact = training.steps == 1 and is_exact(path.start, training)
-    u, noise = observed_views(observation, problem.u, problem.gradient, alike=exact)
+    single = training.steps == 1 and rounding_alone(observation) > 0
+    exact = single and is_exact(path.start, training)
+    u, noise = observed_views(observation, problem.u, problem.gradient, exact=exact)
     shown = mean_lengths(observation.head, observation.start, observation.start)
     parts: Sequence[tuple[float, ResidualMoments]] = [(1.0, _shown(path.start, shown))]
     if path.end is not None and observation.end is not None:

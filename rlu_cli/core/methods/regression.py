@@ -13,7 +13,7 @@ from rlu_cli.core.fits import Arrays, Fits, checked
 from rlu_cli.core.losses import LossRange, loss_range, losses
 from rlu_cli.core.methods.base import Capabilities, Method, Problem
 from rlu_cli.core.methods.gls import GLS, ResidualModel, fit, is_exact, solve_instead
-from rlu_cli.core.noise import normalised_noise
+from rlu_cli.core.noise import centred, is_rounding, normalised_noise
 from rlu_cli.core.parallel import one_thread
 from rlu_cli.core.progress import Progress, ignore
 from rlu_cli.core.regressor import Prediction, Regressor
@@ -124,8 +124,8 @@ def solve(problem: Problem) -> Estimate:
     simulated clients.
     Where the update was scaled by an unknown factor c (clipping), so are theirs, by factors log-uniform from
     0.05 to 1, and the network sees f/‖f‖ alone, with known noise log ‖f‖ too. Where it was sparsified or
-    quantised so are theirs, number by number, by any least size and step near the client's, and the network
-    sees these as well.
+    quantised so are theirs, number by number, by any least size near the client's, and to a grid between the
+    ends of their own numbers, or of any step near the client's, and the network sees these as well.
 
     Assumptions: one step, or else the answer is that of `gls`; auxiliary samples like the client's.
     Uses ΔW, Δb and single auxiliary samples' logits.
@@ -214,13 +214,13 @@ def out_of_scope(counts: IntArray, training: LocalTraining) -> str | None:
 
 
 def _known_noise(problem: Problem, lossy: LossRange | None) -> FeatureNoise | None:
-    """Noise that is but seen in a quantised update is what rounding adds, to made-up clients as well."""
+    """Noise that is but seen in a quantised update may be what rounding adds, to made-up clients as well."""
     observation = problem.observation
     path, std = observation.residuals, normalised_noise(observation)
     if std == 0.0 or path is None or path.along is None:
         return None
     weight = observation.head.weight
-    if lossy is not None and lossy.rounded and not observation.noise_told:
+    if lossy is not None and lossy.rounded and is_rounding(observation):
         std = 0.0
     return FeatureNoise(std, weight, path.along)
 
@@ -337,7 +337,15 @@ def fit_regression(
     N = samples.logits.shape[1]
     b = np.zeros(N) if bias is None else bias
     simulator = ClientSimulator(
-        samples, b, total, seed=seed, noise=noise, scaled=scaled, lossy=lossy, weight=weight
+        samples,
+        b,
+        total,
+        seed=seed,
+        noise=noise,
+        scaled=scaled,
+        lossy=lossy,
+        weight=weight,
+        has_bias=bias is not None,
     )
     clients = min(clients, _ROWS // total, _NUMBERS // (N + N * N))
     if lossy is not None and weight is not None:
@@ -377,6 +385,7 @@ def _solved_by_gls(
     plain = noise is None
     if lossy is not None and lossy.rounded and not added.any():
         added = lossy.bias_steps(bias, clients.features) / np.sqrt(12)
+        bias = centred(bias)
         plain = plain or is_exact(moments, training)
     updates, lengths = bias[:, :-1], [1.0]
     if noise is not None and not plain:

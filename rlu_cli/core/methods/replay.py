@@ -129,9 +129,9 @@ def solve(problem: Problem) -> Estimate:
     left out give the bounds and the presence; a class that is likelier absent than there gets no samples.
     Where these errors are small, four to eight more replays near the answer sharpen it.
 
-    Where the update is of another size than theirs that point alike, or than an early model's likelihood has
-    it, it is read again as if it had been divided by the factor (`Observation.rescaled`), by replays whose
-    own estimates miss as far.
+    Where the update is of another size than theirs that point alike, but for trained models of two classes,
+    or than an early model's likelihood has it, it is read again as if it had been divided by the factor
+    (`Observation.rescaled`), by replays whose own estimates miss as far.
 
     Nothing is asked of the optimiser but that it can be run, so this is the method for Adam too, whose
     update isn't linear in the gradients. There the guesses mean little, and `gls` can't answer in its place.
