@@ -116,6 +116,10 @@ def test_noise_that_rounding_cant_have_made_is_noise() -> None:
         held.append((estimate.low <= counts) & (counts <= estimate.high))
     assert np.mean(held) > 0.85
     assert is_rounding(replace(found, noise_std=0.05))
+    update = found.update
+    assert update.bias is not None
+    signs = HeadUpdate(0.1 * np.sign(update.weight), 0.1 * np.sign(update.bias))  # their sums tell nothing
+    assert is_rounding(replace(found, update=signs, noise_std=10.0))
 
 
 def test_a_rounded_update_is_looked_at_in_the_bias_alone_where_that_says_enough() -> None:

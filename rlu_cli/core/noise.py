@@ -29,13 +29,17 @@ _ROUNDING = 4.0
 """How many times as large as step/√12 `column_noise` may be of a rounded update: up to 3.5 where nothing was
 added to it, since a column's small numbers are all rounded alike."""
 
+_FEW_VALUES = 4
+"""Up to so many, signs above all, the numbers of a column may add up to anything."""
+
 
 def is_rounding(observation: Observation) -> bool:
     """Whether an update was rounded, and the noise that is seen in it may be what that added."""
     coarse, noise = coarsening(observation), observation.noise_std
-    if not coarse.quantised or (noise and observation.noise_told):
+    if coarse.values is None or (noise and observation.noise_told):
         return False
-    return not coarse.even or noise <= _ROUNDING * coarse.rounding
+    untold = not coarse.even or coarse.values[0] <= _FEW_VALUES
+    return untold or noise <= _ROUNDING * coarse.rounding
 
 
 def rounding_alone(observation: Observation) -> float:
