@@ -95,6 +95,11 @@ def test_signs_are_seen() -> None:
     each = HeadUpdate(signs[:, :-1], 2.7 * signs[:, -1])
     found = coarsening_of(each, resolution=RESOLUTION)
     assert found.signs and found.apart == 2
+    for size in (1.5, 4.0, 1.02, 25.0):  # the four values lie on a grid too, but by chance
+        each = HeadUpdate(signs[:, :-1], size * signs[:, -1])
+        found = coarsening_of(each, resolution=RESOLUTION)
+        assert found.signs and found.apart == 2 and found.reach == 2
+        assert found.bias_step == pytest.approx(2 * size * 2e-4)
     for seed in range(5):  # one bit between the smallest and the largest number are no signs
         drawn = np.random.default_rng(seed).standard_t(3, size=N * (L + 1))
         bit = Defence(quantize=1).apply(torch.from_numpy(drawn), torch.Generator()).numpy()

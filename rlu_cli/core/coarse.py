@@ -136,16 +136,16 @@ def coarsening_of(update: HeadUpdate, *, resolution: float) -> Coarsening:
     least = smallest if zeros >= _ZEROS and smallest > gap else 0.0
     origin, step, apart, bias_step, different = 0.0, 0.0, 0, 0.0, None
     levels, even = _few_levels(sent, gap), True
-    if bias is not None and (levels is None or not _is_even(levels, gap)):
-        alone = _few_levels(live[live != 0], gap)  # tensors may have been quantised one by one
-        if alone is not None and len(alone) > 1 and _is_even(alone, gap):
+    if bias is not None:  # tensors may have been quantised one by one
+        alone = _grid_apart(levels, live, bias, gap)
+        if alone is not None:
             levels, apart = alone, round(float(np.ptp(alone)) / _step(alone)) + 1
             bias_step = float(np.ptp(bias[bias != 0] if least and np.any(bias) else bias)) / (apart - 1)
     if levels is not None:
         origin, different = float(levels[0]), (len(levels), len(sent))
         step, even = (_step(levels), _is_even(levels, gap)) if len(levels) > 1 else (0.0, True)
     reach = 0 if levels is None else 1 + (round(float(np.ptp(levels)) / step) if step else 0)
-    signs = levels is not None and len(levels) == 2 and abs(origin + step / 2) <= gap
+    signs = _are_signs(levels, gap)
     lost = len(sent) * step**2 / 12 + (len(values) - len(sent)) * least**2 / 3
     error = math.sqrt(lost) / float(np.linalg.norm(sent)) if lost else 0.0
     deviation = math.sqrt(lost / len(values))
@@ -201,6 +201,31 @@ def _few_levels(sent: FloatArray, gap: float) -> FloatArray | None:
     """The different values of those sent, None where they aren't few."""
     levels = _levels(sent, gap)
     return levels if levels is not None and len(levels) < _SHARED * len(sent) else None
+
+
+def _grid_apart(
+    together: FloatArray | None, weight: FloatArray, bias: FloatArray, gap: float
+) -> FloatArray | None:
+    """The weight's levels, where they lie on a grid that isn't the bias's as well; None where they don't.
+
+    Signs with a size for each tensor are four values, which lie on a grid by chance.
+
+    Parameters
+    ----------
+    together : levels of both, None where they aren't few
+    """
+    alone = _few_levels(weight[weight != 0], gap)
+    if alone is None or len(alone) < 2 or not _is_even(alone, gap):
+        return None
+    if together is None or not _is_even(together, gap):
+        return alone
+    both = (alone, _levels(bias[bias != 0], gap))
+    return alone if len(together) == 4 and all(_are_signs(levels, gap) for levels in both) else None
+
+
+def _are_signs(levels: FloatArray | None, gap: float) -> bool:
+    """Whether they are two, one the other's negative."""
+    return levels is not None and len(levels) == 2 and bool(abs(levels.mean()) <= gap)
 
 
 def _step(levels: FloatArray) -> float:
