@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -22,7 +22,7 @@ from rlu_cli.core.client_views import (
 from rlu_cli.core.coarse import coarsening
 from rlu_cli.core.fits import Fits
 from rlu_cli.core.gradients import mean_gradient, normalised_update
-from rlu_cli.core.kernel_regression import KernelRegression
+from rlu_cli.core.kernel_regression import ClassPrediction, KernelRegression
 from rlu_cli.core.methods.base import Capabilities, Method, Problem, check_diverging
 from rlu_cli.core.methods.gls import ResidualModel, fit, solve_instead
 from rlu_cli.core.misfit import motion
@@ -83,10 +83,6 @@ _FEW_CLASSES = 4
 """Up to which replayed clients draw from halves of the auxiliary samples. All draw nearly the same ones
 otherwise, and what their training makes of these is learnt: 60 to 94 % of the bounds held."""
 
-_FEWEST_SIZED = 3
-"""Classes of a trained model from which an update is divided by the size that replays tell. Of two, updates
-point one of two ways at any size: of 140 right clients six were doubted."""
-
 _LATE = 0.75
 """Where between both models `gls` is asked as well, beside where a steady gradient was taken."""
 
@@ -133,6 +129,9 @@ def solve(problem: Problem) -> Estimate:
     or than an early model's likelihood has it, it is read again as if it had been divided by the factor
     (`Observation.rescaled`), by replays whose own estimates miss as far.
 
+    Trained models of two classes say least: there z is the mean of f's and of what least squares with S of
+    Gaussian logits find, which errs by other things, and by about as much.
+
     Nothing is asked of the optimiser but that it can be run, so this is the method for Adam too, whose
     update isn't linear in the gradients. There the guesses mean little, and `gls` can't answer in its place.
 
@@ -146,7 +145,8 @@ def solve(problem: Problem) -> Estimate:
 
     Assumptions: auxiliary samples like the client's; optimiser and steps known. Uses both models' logits, ΔW,
     Δb, the auxiliary images and the network.
-    Source: regression for simulators (Beaumont et al. 2002; Papamakarios & Murray 2016).
+    Source: regression for simulators (Beaumont et al. 2002; Papamakarios & Murray 2016); the mean of two
+    forecasts (Bates & Granger 1969).
     """
     observation = problem.observation
     path = observation.residuals
@@ -169,7 +169,7 @@ def solve(problem: Problem) -> Estimate:
     found: dict[str, float] = {"replay_error": regression.error, "replay_strangeness": strangeness}
     strange = not strangeness <= _STRANGE
     doubts = () if linear else _doubts(observation, view, regression, strange)
-    prediction = regression(features)
+    prediction = _predicted(problem, regression, features)
     if linear and not observation.scaled:
         size = _relative_size(observation, view, _size_model(regression), features)
         found["replay_size"] = math.exp(size.logarithm)
@@ -186,7 +186,7 @@ def solve(problem: Problem) -> Estimate:
     number = _nearby(observation)
     if regression.error < _SURE and number:
         regression = regression.with_more(_near(observation, prediction.proportions, number))
-        prediction = regression(features)
+        prediction = _predicted(problem, regression, features)
         found["replay_error"] = regression.error
     found["replays"] = regression.clients
     z = prediction.proportions
@@ -200,6 +200,22 @@ def solve(problem: Problem) -> Estimate:
         presence=prediction.presence,
         any_size=observation.clipping is not None,
     )
+
+
+def _predicted(
+    problem: Problem, regression: Callable[[FloatArray], ClassPrediction], features: FloatArray
+) -> ClassPrediction:
+    """f of the features; of trained models of two classes the mean with least squares, within the bounds."""
+    found = regression(features)
+    if problem.observation.training.optimizer != "sgd" or not _is_sure_of_two(problem.observation):
+        return found
+    z = (found.proportions + problem.path.solution.z) / 2
+    return replace(found, proportions=z, low=np.minimum(found.low, z), high=np.maximum(found.high, z))
+
+
+def _is_sure_of_two(observation: Observation) -> bool:
+    """Whether it is a trained model of two classes: its updates point one of two ways, at any size."""
+    return observation.head.num_classes == 2 and is_trained(observation.start)
 
 
 def _relative_size(
@@ -223,10 +239,9 @@ def _rescaled(observation: Observation, size: RelativeSize, z: FloatArray) -> Es
     """The answer for the update as it was before it got another size.
 
     None where it is as large as it should be, where the scheme adds gradients that were scaled with the
-    samples' and hide the factor, of trained models of two classes, whose updates point one of two ways at any
-    size, and where replays aren't like it at that size either: the
-    likelihood of early models' updates and the replays tell the size of the head's update, and other layers
-    may have been scaled otherwise.
+    samples' and hide the factor, of trained models of two classes (of 140 right clients six would be
+    doubted), and where replays aren't like it at that size either: the likelihood of early models' updates
+    and the replays tell the size of the head's update, and other layers may have been scaled otherwise.
 
     Parameters
     ----------
@@ -234,7 +249,7 @@ def _rescaled(observation: Observation, size: RelativeSize, z: FloatArray) -> Es
     """
     if observation.rescaled is None or observation.constant_gradient is not None:
         return None
-    if len(z) < _FEWEST_SIZED and is_trained(observation.start):
+    if _is_sure_of_two(observation):
         return None
     found = _other_size(observation, size, z)
     if found is None:
