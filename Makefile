@@ -19,7 +19,7 @@ demo: $(VENV)/stamp
 	  --aux sample_data/aux
 
 test: $(VENV)/stamp
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto --dist worksteal
 
 lint: $(VENV)/stamp
 	$(BIN)/ruff check .

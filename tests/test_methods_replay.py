@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from core_cases import model_means, scripted_observation
 
-from rlu_cli.core.client_views import ReplayedClient, ReplayPlan
+from rlu_cli.core.client_views import ClientView, ReplayedClient, ReplayPlan
 from rlu_cli.core.kernel_regression import ClassPrediction
 from rlu_cli.core.methods import METHODS
 from rlu_cli.core.methods.base import Problem
@@ -206,15 +206,17 @@ def test_two_classes_of_a_trained_model_are_averaged_with_least_squares(
     learnt = ClassPrediction(z, z - width, z + width, np.ones(classes))
     # -∇b of a batch of the last class alone, which least squares find outright
     u = np.eye(classes)[-1] - S[-1]
-    found = _predicted(
-        Problem(observation, u, Head(np.zeros((classes, 3)), -u)),
-        lambda features: learnt,
-        np.zeros((classes, 1)),
-    )
+    gradient, means = Head(np.zeros((classes, 3)), -u), model_means(np.log(S), samples=K)
+    view = ClientView(gradient, means, means, 0.5)
+    problem = Problem(observation, u, gradient)
+    found = _predicted(problem, view, lambda features: learnt, np.zeros((classes, 1)))
     if averaged:
         np.testing.assert_allclose(found.proportions, (z + np.eye(classes)[-1]) / 2, atol=1e-9)
         assert np.all(found.low <= found.proportions) and np.all(found.proportions <= found.high)
         assert np.all(found.low <= learnt.low) and np.all(learnt.high <= found.high)
+        # half-way to what all updates like it would be said to be: of the last class alone, without spread
+        np.testing.assert_allclose(found.low[0], (z[0] - width) / 2, atol=1e-3)
+        np.testing.assert_allclose(found.high[1], (z[1] + width + 1) / 2, atol=1e-3)
     else:
         assert found is learnt
 

@@ -170,8 +170,7 @@ def solve(problem: Problem) -> Estimate:
     spread_known = bool(path.start.counts.min() > 1)
     if training.steps <= BOUNDED_STEPS and swing <= SWING_LIMIT and spread_known:
         draws = total * solutions_of_like_updates(found, seed=problem.observation.seed)
-        edge = (1 - _LEVEL) / 2
-        low, high = np.quantile(draws, [edge, 1 - edge], axis=0)
+        low, high = middle(draws)
         if training.steps > 1:  # half a sample to either side, for what two models don't say of the way
             low, high = np.rint(low), np.rint(high)
         presence = np.mean(draws >= 0.5, axis=0)
@@ -298,6 +297,12 @@ def solutions_of_like_updates(found: Fit, *, seed: int) -> FloatArray:
     noise = found.birge * np.random.default_rng(seed).standard_normal((_DRAWS, len(centre)))
     solver = SimplexSolver(found.design)
     return np.stack([solver.solve(centre + row).z for row in noise])
+
+
+def middle(draws: FloatArray) -> FloatArray:
+    """Between which the middle 95 % of each column lie, shape (2, N)."""
+    edge = (1 - _LEVEL) / 2
+    return np.asarray(np.quantile(draws, [edge, 1 - edge], axis=0))
 
 
 GLS = Method(

@@ -24,7 +24,14 @@ from rlu_cli.core.fits import Fits
 from rlu_cli.core.gradients import mean_gradient, normalised_update
 from rlu_cli.core.kernel_regression import ClassPrediction, KernelRegression
 from rlu_cli.core.methods.base import Capabilities, Method, Problem, check_diverging
-from rlu_cli.core.methods.gls import ResidualModel, fit, solve_instead
+from rlu_cli.core.methods.gls import (
+    Fit,
+    ResidualModel,
+    fit,
+    middle,
+    solutions_of_like_updates,
+    solve_instead,
+)
 from rlu_cli.core.misfit import motion
 from rlu_cli.core.noise import centred, normalised_noise
 from rlu_cli.core.replayed_size import RelativeSize, SizeModel, repeats, signal_size, size_notes
@@ -130,7 +137,9 @@ def solve(problem: Problem) -> Estimate:
     (`Observation.rescaled`), by replays whose own estimates miss as far.
 
     Trained models of two classes say least: there z is the mean of f's and of what least squares with S of
-    Gaussian logits find, which errs by other things, and by about as much.
+    Gaussian logits find, which errs by other things, and by about as much; and the bounds are half-way
+    between f's and those that hold those of `gls` as well: one sample unlike all auxiliary ones makes more
+    of such an update than all others, and no replay has one.
 
     Nothing is asked of the optimiser but that it can be run, so this is the method for Adam too, whose
     update isn't linear in the gradients. There the guesses mean little, and `gls` can't answer in its place.
@@ -169,7 +178,7 @@ def solve(problem: Problem) -> Estimate:
     found: dict[str, float] = {"replay_error": regression.error, "replay_strangeness": strangeness}
     strange = not strangeness <= _STRANGE
     doubts = () if linear else _doubts(observation, view, regression, strange)
-    prediction = _predicted(problem, regression, features)
+    prediction = _predicted(problem, view, regression, features)
     if linear and not observation.scaled:
         size = _relative_size(observation, view, _size_model(regression), features)
         found["replay_size"] = math.exp(size.logarithm)
@@ -186,7 +195,7 @@ def solve(problem: Problem) -> Estimate:
     number = _nearby(observation)
     if regression.error < _SURE and number:
         regression = regression.with_more(_near(observation, prediction.proportions, number))
-        prediction = _predicted(problem, regression, features)
+        prediction = _predicted(problem, view, regression, features)
         found["replay_error"] = regression.error
     found["replays"] = regression.clients
     z = prediction.proportions
@@ -203,14 +212,21 @@ def solve(problem: Problem) -> Estimate:
 
 
 def _predicted(
-    problem: Problem, regression: Callable[[FloatArray], ClassPrediction], features: FloatArray
+    problem: Problem,
+    view: ClientView,
+    regression: Callable[[FloatArray], ClassPrediction],
+    features: FloatArray,
 ) -> ClassPrediction:
-    """f of the features; of trained models of two classes the mean with least squares, within the bounds."""
-    found = regression(features)
-    if problem.observation.training.optimizer != "sgd" or not _is_sure_of_two(problem.observation):
+    """f of the features; of trained models of two classes with what least squares say."""
+    found, observation = regression(features), problem.observation
+    if observation.training.optimizer != "sgd" or not _is_sure_of_two(observation):
         return found
     z = (found.proportions + problem.path.solution.z) / 2
-    return replace(found, proportions=z, low=np.minimum(found.low, z), high=np.maximum(found.high, z))
+    between = _between_ends(observation, view, path_position(observation.training))
+    low, high = middle(solutions_of_like_updates(between, seed=observation.seed))
+    low = (found.low + np.minimum(found.low, low)) / 2
+    high = (found.high + np.maximum(found.high, high)) / 2
+    return replace(found, proportions=z, low=np.minimum(low, z), high=np.maximum(high, z))
 
 
 def _is_sure_of_two(observation: Observation) -> bool:
@@ -477,16 +493,18 @@ def _view(
 
 def _features(observation: Observation, view: ClientView) -> FloatArray:
     """Of one client, real or replayed; with what `gls` makes of its two models."""
-    assert view.gradient.bias is not None
-    training = observation.training
-    u = centred(-view.gradient.bias)[:-1]
-    noise = (normalised_noise(observation),)
-    guesses = []
-    for position in (path_position(training), _LATE):
-        parts = [(1 - position, view.start.residuals), (position, view.end.residuals)]
-        guesses.append(fit(ResidualModel(parts, training, noise=noise), u).solution.z)
+    positions = (path_position(observation.training), _LATE)
+    guesses = [_between_ends(observation, view, position).solution.z for position in positions]
     means, _ = observation.start.embeddings_for("replay")
     return class_features(view, observation.head, means, np.column_stack(guesses))
+
+
+def _between_ends(observation: Observation, view: ClientView, position: float) -> Fit:
+    """What `gls` makes of both models without replays, with the gradients taken at this place between."""
+    assert view.gradient.bias is not None
+    parts = [(1 - position, view.start.residuals), (position, view.end.residuals)]
+    model = ResidualModel(parts, observation.training, noise=(normalised_noise(observation),))
+    return fit(model, centred(-view.gradient.bias)[:-1])
 
 
 def _shared(training: LocalTraining) -> tuple[LocalTraining, tuple[int, int]]:
