@@ -9,6 +9,7 @@ import pytest
 from core_cases import model_means, scripted_observation
 
 from rlu_cli.core.client_views import ClientView, ReplayedClient, ReplayPlan
+from rlu_cli.core.coarse import coarsening
 from rlu_cli.core.kernel_regression import ClassPrediction
 from rlu_cli.core.methods import METHODS
 from rlu_cli.core.methods.base import Problem
@@ -187,26 +188,40 @@ def test_two_classes_of_a_trained_model_tell_no_size(classes: int, confidence: f
 
 
 @pytest.mark.parametrize(
-    ("classes", "confidence", "optimizer", "averaged"),
-    [(2, 0.95, "sgd", True), (2, 0.5, "sgd", False), (3, 0.95, "sgd", False), (2, 0.95, "adam", False)],
+    ("classes", "confidence", "optimizer", "treated", "averaged"),
+    [
+        (2, 0.95, "sgd", None, True),
+        (2, 0.5, "sgd", None, False),
+        (3, 0.95, "sgd", None, False),
+        (2, 0.95, "adam", None, False),
+        (2, 0.95, "sgd", "scaled", False),
+        (2, 0.95, "sgd", "sparsified", False),
+    ],
 )
 def test_two_classes_of_a_trained_model_are_averaged_with_least_squares(
-    classes: int, confidence: float, optimizer: str, averaged: bool
+    classes: int, confidence: float, optimizer: str, treated: str | None, averaged: bool
 ) -> None:
     """Over 374 clients the mean got 0.843 of their labels, replay alone 0.825 and least squares 0.838."""
     training = LocalTraining(10, 16, 0.05, optimizer=optimizer)
-    observation, _ = scripted_observation(LocalTraining(10, 16, 0.05), classes=classes)
+    observation, _ = scripted_observation(LocalTraining(10, 16, 0.05), classes=classes, size=100)
     rest = (1 - confidence) / (classes - 1)
     S = np.full((classes, classes), rest) + (confidence - rest) * np.eye(classes)
     observation = replace(
         observation, training=training, start=replace(observation.start, confidence=S), end=None
     )
+    if treated == "scaled":
+        observation = replace(observation, scaled=True)
+    if treated == "sparsified":
+        weight = observation.update.weight.copy()
+        weight[0, np.abs(weight[0]) < np.median(np.abs(weight[0]))] = 0.0
+        observation = replace(observation, update=HeadUpdate(weight, observation.update.bias))
+    assert coarsening(observation).sparsified is (treated == "sparsified")
     z, width = np.arange(1.0, classes + 1), 0.01
     z /= z.sum()
     learnt = ClassPrediction(z, z - width, z + width, np.ones(classes))
     # -∇b of a batch of the last class alone, which least squares find outright
     u = np.eye(classes)[-1] - S[-1]
-    gradient, means = Head(np.zeros((classes, 3)), -u), model_means(np.log(S), samples=K)
+    gradient, means = Head(np.zeros((classes, 100)), -u), model_means(np.log(S), samples=K)
     view = ClientView(gradient, means, means, 0.5)
     problem = Problem(observation, u, gradient)
     found = _predicted(problem, view, lambda features: learnt, np.zeros((classes, 1)))

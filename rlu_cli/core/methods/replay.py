@@ -217,9 +217,14 @@ def _predicted(
     regression: Callable[[FloatArray], ClassPrediction],
     features: FloatArray,
 ) -> ClassPrediction:
-    """f of the features; of trained models of two classes with what least squares say."""
+    """f of the features; of trained models of two classes with what least squares say.
+
+    But for updates that were scaled or lost numbers, which least squares know nothing of.
+    """
     found, observation = regression(features), problem.observation
     if observation.training.optimizer != "sgd" or not _is_sure_of_two(observation):
+        return found
+    if observation.scaled or coarsening(observation).sparsified:
         return found
     z = (found.proportions + problem.path.solution.z) / 2
     between = _between_ends(observation, view, path_position(observation.training))
