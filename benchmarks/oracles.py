@@ -25,7 +25,7 @@ from regimes import REGIMES, simulator
 from simulated_path import Path as ModelPath
 from simulated_path import by_regression
 
-from rlu_cli.core.methods.gls import ResidualModel, fit
+from rlu_cli.core.error_model import ResidualModel, fit
 from rlu_cli.core.metrics import score_counts
 from rlu_cli.core.residuals import residual_moments, residuals
 from rlu_cli.core.rounding import round_to_total

@@ -85,19 +85,19 @@ def measure(images: ImageSet, regime: str, seed: int) -> Iterator[Row]:
 def spied() -> Iterator[list[tuple[KernelRegression, FloatArray]]]:
     """What `replay` asks of which regression; without replays near the answer."""
     asked: list[tuple[KernelRegression, FloatArray]] = []
-    answer, nearby = KernelRegression.__call__, replay._nearby
+    answer, nearby = KernelRegression.__call__, replay.number_nearby
 
     def spy(regression: KernelRegression, features: FloatArray) -> ClassPrediction:
         asked.append((regression, features))
         return answer(regression, features)
 
     KernelRegression.__call__ = spy  # type: ignore[method-assign]
-    replay._nearby = lambda observation: 0
+    replay.number_nearby = lambda observation: 0
     try:
         yield asked
     finally:
         KernelRegression.__call__ = answer  # type: ignore[method-assign]
-        replay._nearby = nearby
+        replay.number_nearby = nearby
 
 
 def table(rows: list[Row]) -> str:

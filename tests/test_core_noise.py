@@ -12,8 +12,8 @@ from methods_cases import cross_entropy_gradient, known_round, problem_of, rando
 
 from rlu_cli.core.checks import check_update
 from rlu_cli.core.embedding import weight_direction
+from rlu_cli.core.error_model import ResidualModel
 from rlu_cli.core.methods import METHODS
-from rlu_cli.core.methods.gls import ResidualModel
 from rlu_cli.core.misfit import misfit
 from rlu_cli.core.noise import (
     alike,

@@ -11,8 +11,8 @@ import torch
 from cli_tools import AUX, QUICK, SAMPLES, call, sample, tensors, truth, within_bounds, write_safetensors
 from torch import nn
 
+from rlu_cli.core.error_model import ResidualModel, foreseen_error
 from rlu_cli.core.methods import best_method
-from rlu_cli.core.methods.gls import ResidualModel, foreseen_error
 from rlu_cli.core.residuals import ResidualMoments
 from rlu_cli.core.types import LocalTraining
 from rlu_cli.models import LeNet5, activation_bytes, multiply_adds

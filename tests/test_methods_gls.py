@@ -10,7 +10,7 @@ from core_cases import exact_residuals, random_confidence, scripted_observation
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlu_cli.core.methods.gls import ResidualModel, fit, solutions_of_like_updates
+from rlu_cli.core.error_model import ResidualModel, fit, solutions_of_like_updates
 from rlu_cli.core.recover import recover_labels
 from rlu_cli.core.reliability import reliability
 from rlu_cli.core.residuals import ResidualMoments, ResidualPath, residual_moments, residuals

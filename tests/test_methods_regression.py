@@ -11,8 +11,8 @@ from core_cases import scripted_observation
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rlu_cli.core.error_model import ResidualModel, fit
 from rlu_cli.core.gradients import normalised_update
-from rlu_cli.core.methods.gls import ResidualModel, fit
 from rlu_cli.core.methods.regression import (
     Regression,
     fit_regression,

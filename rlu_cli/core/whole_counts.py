@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from rlu_cli.core.error_model import ResidualModel, deviations, fit
 from rlu_cli.core.gradients import normalised_update
-from rlu_cli.core.methods.gls import ResidualModel, deviations, fit
 from rlu_cli.core.noise import column_noise
 from rlu_cli.core.residuals import MOST_SAMPLED
 from rlu_cli.core.schemes import pace

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from rlu_cli.core.error_model import ResidualModel, foreseen_error, is_exact
 from rlu_cli.core.methods.base import Method
 from rlu_cli.core.methods.disaggregation import DISAGGREGATION
-from rlu_cli.core.methods.gls import BOUNDED_STEPS, GLS, ResidualModel, foreseen_error, is_exact
+from rlu_cli.core.methods.gls import BOUNDED_STEPS, GLS
 from rlu_cli.core.methods.regression import REGRESSION
 from rlu_cli.core.methods.regression import out_of_scope as no_regression
 from rlu_cli.core.methods.replay import REPLAY

@@ -9,8 +9,9 @@ import numpy as np
 
 from rlu_cli.core.dense_layers import DenseTail, separable
 from rlu_cli.core.disaggregation import AGREEING, Disaggregated, told_apart
+from rlu_cli.core.error_model import is_exact
 from rlu_cli.core.methods.base import Capabilities, Method, Problem
-from rlu_cli.core.methods.gls import GLS, is_exact
+from rlu_cli.core.methods.gls import GLS
 from rlu_cli.core.methods.regression import REGRESSION
 from rlu_cli.core.methods.regression import out_of_scope as no_regression
 from rlu_cli.core.methods.rlu import RLU

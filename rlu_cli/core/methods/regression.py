@@ -9,10 +9,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rlu_cli.core.error_model import ResidualModel, fit, is_exact
 from rlu_cli.core.fits import Arrays, Fits, checked
 from rlu_cli.core.losses import LossRange, loss_range, losses
 from rlu_cli.core.methods.base import Capabilities, Method, Problem
-from rlu_cli.core.methods.gls import GLS, ResidualModel, fit, is_exact, solve_instead
+from rlu_cli.core.methods.gls import GLS, solve_instead
 from rlu_cli.core.noise import centred, is_rounding, normalised_noise
 from rlu_cli.core.parallel import one_thread
 from rlu_cli.core.progress import Progress, ignore

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
-from typing import Any
+from collections.abc import Callable
+from dataclasses import replace
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -13,42 +12,33 @@ import numpy as np
 from rlu_cli.core.checks import check_size
 from rlu_cli.core.client_views import (
     ClientView,
-    ModelMeans,
-    ReplayedClient,
-    ReplayPlan,
-    Replays,
-    class_features,
 )
 from rlu_cli.core.coarse import coarsening
-from rlu_cli.core.fits import Fits
+from rlu_cli.core.error_model import middle, solutions_of_like_updates
 from rlu_cli.core.gradients import mean_gradient, normalised_update
 from rlu_cli.core.kernel_regression import ClassPrediction, KernelRegression
-from rlu_cli.core.methods.base import Capabilities, Method, Problem, check_diverging
-from rlu_cli.core.methods.gls import (
-    Fit,
-    ResidualModel,
-    fit,
-    middle,
-    solutions_of_like_updates,
-    solve_instead,
-)
+from rlu_cli.core.methods.base import Capabilities, Method, Problem
+from rlu_cli.core.methods.gls import solve_instead
 from rlu_cli.core.misfit import motion
-from rlu_cli.core.noise import centred, normalised_noise
-from rlu_cli.core.replayed_size import RelativeSize, SizeModel, repeats, signal_size, size_notes
-from rlu_cli.core.residuals import ResidualMoments, ResidualPath
-from rlu_cli.core.rounding import round_to_total
+from rlu_cli.core.replay_regression import (
+    between_ends,
+    bias_means,
+    client_features,
+    head_size,
+    number_nearby,
+    replayed_near,
+    shared_regression,
+)
+from rlu_cli.core.replayed_size import RelativeSize, SizeModel, repeats, size_notes
+from rlu_cli.core.residuals import ResidualPath
 from rlu_cli.core.scale_levels import scale_level
 from rlu_cli.core.schemes import pace, path_position
-from rlu_cli.core.synthetic_clients import draw_mixes, mixes_near
 from rlu_cli.core.trained import is_trained
 from rlu_cli.core.types import (
     Estimate,
     FloatArray,
-    Head,
-    HeadUpdate,
     IntArray,
     LocalTraining,
-    ModelStatistics,
     Note,
     Observation,
 )
@@ -56,45 +46,9 @@ from rlu_cli.core.update_shape import check_shape, update_shape
 from rlu_cli.core.update_size import RIGHT_SIZE, size_error
 from rlu_cli.errors import MismatchError
 
-_REPLAYS, _FEWEST = 220, 20
-"""Replays a global model with the default ``--samples``; fewer where they are dear."""
-
-_OWN, _OWN_WORK = 40, 1e11
-"""Replays that serve one client alone, and floating-point operations of them all that make them fewer, but
-not fewer than twenty."""
-
-_ROWS = 4000
-"""Replays times classes, at most: the regression's time grows with the cube."""
-
-_LEAST = 20
-"""Replays with ever so few ``--samples``."""
-
-_WORK = 1e12
-"""Floating-point operations of them all that keep them from being fewer."""
-
-_DEFAULT_SAMPLES = 10_000
-
 _SURE = 0.1
 """Error on clients left out below which replays near the answer are worth it: where the samples' chance
 decides, and not what training makes of them, they tell nothing new."""
-
-_NEAR, _LEAST_NEAR = 8, 4
-_NEAR_WORK, _LEAST_NEAR_WORK = 7e10, 4e11
-"""Floating-point operations of the replays near one client's answer, a second or two of a small processor: as
-many replays as that makes, but not fewer than the least number unless those take more than the second."""
-
-_CONCENTRATION = 300.0
-"""How near to z their mixes are, see `mixes_near`: by 0.02 where a class has a tenth of the samples."""
-
-_FEW_CLASSES = 4
-"""Up to which replayed clients draw from halves of the auxiliary samples. All draw nearly the same ones
-otherwise, and what their training makes of these is learnt: 60 to 94 % of the bounds held."""
-
-_LATE = 0.75
-"""Where between both models `gls` is asked as well, beside where a steady gradient was taken."""
-
-_GUESSES = 3
-"""Both, and `class_features`' own."""
 
 _MOST_CLASSES, _FEWEST_AUXILIARY = 100, 10
 
@@ -108,7 +62,6 @@ likelihood tells no less surely (of 239 right clients of six networks it was tha
 _UNLIKE = "the update is unlike that of any replayed client (noise, other data or training values?)"
 
 
-_regressions: Fits[KernelRegression] = Fits("replay", KernelRegression.arrays)
 _sizes: WeakKeyDictionary[KernelRegression, SizeModel] = WeakKeyDictionary()
 
 
@@ -168,12 +121,12 @@ def solve(problem: Problem) -> Estimate:
         raise MismatchError(f"expected clients that replay can learn from, but {why}: try --method surrogate")
     view = ClientView(
         problem.gradient,
-        _means(observation.start, path.start),
-        _means(observation.end, path.end),
+        bias_means(observation.start, path.start),
+        bias_means(observation.end, path.end),
         pace(observation.training),
     )
-    features = _features(observation, view)
-    regression = _regression(observation, features.shape[1])
+    features = client_features(observation, view)
+    regression = shared_regression(observation, features.shape[1])
     strangeness = regression.strangeness(features)
     found: dict[str, float] = {"replay_error": regression.error, "replay_strangeness": strangeness}
     strange = not strangeness <= _STRANGE
@@ -192,9 +145,9 @@ def solve(problem: Problem) -> Estimate:
     if doubts:
         found["replays"] = regression.clients
         return Estimate(prediction.proportions, found, doubts)
-    number = _nearby(observation)
+    number = number_nearby(observation)
     if regression.error < _SURE and number:
-        regression = regression.with_more(_near(observation, prediction.proportions, number))
+        regression = regression.with_more(replayed_near(observation, prediction.proportions, number))
         prediction = _predicted(problem, view, regression, features)
         found["replay_error"] = regression.error
     found["replays"] = regression.clients
@@ -227,7 +180,7 @@ def _predicted(
     if observation.scaled or coarsening(observation).sparsified:
         return found
     z = (found.proportions + problem.path.solution.z) / 2
-    between = _between_ends(observation, view, path_position(observation.training))
+    between = between_ends(observation, view, path_position(observation.training))
     low, high = middle(solutions_of_like_updates(between, seed=observation.seed))
     low = (found.low + np.minimum(found.low, low)) / 2
     high = (found.high + np.maximum(found.high, high)) / 2
@@ -246,7 +199,7 @@ def _relative_size(
     weight, coarse = view.gradient.weight, coarsening(observation)
     assert observation.replayed_clients is not None
     alike = observation.replayed_clients.treatment.compression is not None
-    own, error = _size(weight, sparsified=coarse.sparsified)
+    own, error = head_size(weight, sparsified=coarse.sparsified)
     size = model(features, own)
     return replace(
         size,
@@ -363,162 +316,6 @@ def out_of_scope(counts: IntArray, training: LocalTraining) -> str | None:
     if fewest < _FEWEST_AUXILIARY:
         return f"a class has {fewest} auxiliary samples, and replays need {_FEWEST_AUXILIARY}"
     return None
-
-
-def _means(statistics: ModelStatistics, residuals: ResidualMoments) -> ModelMeans:
-    """Of the bias alone, as replayed clients have them."""
-    N = statistics.num_classes
-    bias = ResidualMoments(residuals.mean[:, :N], residuals.factor[:, :, :N], residuals.counts)
-    return ModelMeans(statistics.moments.mean, bias)
-
-
-def _regression(observation: Observation, width: int) -> KernelRegression:
-    """What all clients of the global model share that train like this one; ``width`` features a class."""
-    clients = observation.replayed_clients
-    assert clients is not None
-    own = clients.own
-    size = observation.training.seen
-    training, sizes = _shared(observation.training) if own is None else (observation.training, (size, size))
-    N, seed = observation.head.num_classes, observation.seed
-
-    def make() -> KernelRegression:
-        cost = clients.cost(training.resized(math.isqrt(sizes[0] * sizes[1])))
-        most, work = (_REPLAYS, _WORK) if own is None else (_OWN, _OWN_WORK)
-        affordable = min(most, _ROWS // N, work / cost)
-        number = max(_LEAST, int(_share(observation) * max(_FEWEST, affordable)))
-        rng = np.random.default_rng(seed)
-        mixes = draw_mixes(number, N, rng)
-        logarithms = rng.uniform(math.log(sizes[0]), math.log(sizes[1]), number)
-        found = _replayed(observation, training, mixes, np.rint(np.exp(logarithms)).astype(int), first=0)
-        return KernelRegression(found, guesses=_GUESSES)
-
-    values: dict[str, Any] = {
-        "training": asdict(training),
-        "sizes": sizes,
-        "samples": observation.samples,
-        "seed": seed,
-        "own": own,
-        "frozen": observation.frozen,
-    }
-    treatment = clients.treatment
-    if treatment.clipping is None:
-        values["noise_std"] = treatment.noise_std
-    else:  # what noise is after dividing by the factor is each client's own
-        values["clipping"] = asdict(treatment.clipping)
-    if treatment.compression is not None:
-        values["compression"] = asdict(treatment.compression)
-    return _regressions.get(
-        observation,
-        values,
-        make=make,
-        unpack=lambda arrays: KernelRegression.from_arrays(arrays, N, width, guesses=_GUESSES),
-    )
-
-
-def _share(observation: Observation) -> float:
-    """Of the replays of the default ``--samples``, never more than all."""
-    return min(1.0, observation.samples / _DEFAULT_SAMPLES)
-
-
-def _nearby(observation: Observation) -> int:
-    """How many replays of the client's own training are worth their time."""
-    assert observation.replayed_clients is not None
-    cost = observation.replayed_clients.cost(observation.training)
-    if _LEAST_NEAR * cost > _LEAST_NEAR_WORK:
-        return 0
-    return max(_LEAST_NEAR, int(min(_share(observation) * _NEAR, _NEAR_WORK / cost)))
-
-
-def _near(observation: Observation, z: FloatArray, number: int) -> Replays:
-    """So many replays of the client's own training on mixes near z."""
-    rng = np.random.default_rng((observation.seed, 1))
-    mixes = mixes_near(z, number, rng, concentration=_CONCENTRATION)
-    sizes = [observation.training.seen] * number
-    return _replayed(observation, observation.training, mixes, sizes, first=_REPLAYS)
-
-
-def _replayed(
-    observation: Observation,
-    training: LocalTraining,
-    mixes: FloatArray,
-    sizes: Sequence[int] | IntArray,
-    *,
-    first: int,
-) -> Replays:
-    """Training replayed on each of the mixes, without those that diverge.
-
-    Raises
-    ------
-    MismatchError
-        More than half diverge.
-    """
-    few = mixes.shape[1] <= _FEW_CLASSES
-    plans = [
-        ReplayPlan(
-            round_to_total(z, int(size)), training.resized(int(size)), first + draw, draw % 2 if few else None
-        )
-        for draw, (z, size) in enumerate(zip(mixes, sizes, strict=True))
-    ]
-    assert observation.replayed_clients is not None
-    clients = observation.replayed_clients(plans, observation.progress)
-    kept = [(plan, client) for plan, client in zip(plans, clients, strict=True) if client is not None]
-    check_diverging(len(plans) - len(kept), len(plans))
-    views = [_view(observation, plan, client) for plan, client in kept]
-    return Replays(
-        np.stack([client.proportions for _, client in kept]),
-        np.stack([_features(seen, view) for seen, view in views]),
-        np.stack([_shape(view.gradient.weight, observation) for _, view in views]),
-        np.array([plan.half for plan, _ in kept]) if few else None,
-    )
-
-
-def _shape(weight: FloatArray, observation: Observation) -> FloatArray:
-    """`update_shape` of a replayed client, of SGD's with the size that is left without noise."""
-    assert observation.replayed_clients is not None
-    how, shape = observation.replayed_clients.treatment.compression, update_shape(weight)
-    if observation.training.optimizer == "sgd":
-        shape[0], _ = _size(weight, sparsified=how is not None and how.sparsified)
-    return shape
-
-
-def _size(weight: FloatArray, *, sparsified: bool) -> tuple[float, float]:
-    """`signal_size`, or where parts of the columns are missing, which sum to anything then, the plain one."""
-    return (float(update_shape(weight)[0]), 0.0) if sparsified else signal_size(weight)
-
-
-def _view(
-    observation: Observation, plan: ReplayPlan, client: ReplayedClient
-) -> tuple[Observation, ClientView]:
-    """What is observed of a replayed client in the real one's place, as far as its features need it."""
-    update = HeadUpdate(client.change.weight, client.change.bias)
-    seen = replace(observation, update=update, training=plan.training, noise_std=client.noise_std)
-    gradient: Head = mean_gradient(seen)
-    return seen, ClientView(gradient, client.start, client.end, pace(plan.training))
-
-
-def _features(observation: Observation, view: ClientView) -> FloatArray:
-    """Of one client, real or replayed; with what `gls` makes of its two models."""
-    positions = (path_position(observation.training), _LATE)
-    guesses = [_between_ends(observation, view, position).solution.z for position in positions]
-    means, _ = observation.start.embeddings_for("replay")
-    return class_features(view, observation.head, means, np.column_stack(guesses))
-
-
-def _between_ends(observation: Observation, view: ClientView, position: float) -> Fit:
-    """What `gls` makes of both models without replays, with the gradients taken at this place between."""
-    assert view.gradient.bias is not None
-    parts = [(1 - position, view.start.residuals), (position, view.end.residuals)]
-    model = ResidualModel(parts, observation.training, noise=(normalised_noise(observation),))
-    return fit(model, centred(-view.gradient.bias)[:-1])
-
-
-def _shared(training: LocalTraining) -> tuple[LocalTraining, tuple[int, int]]:
-    """The training of all that share replays, resized to one batch, and how many samples they have."""
-    size, alike = training.seen, training.resized(training.batch_size)
-    if alike is training:
-        return training, (size, size)
-    low = 2 ** int(math.log2(size))
-    return alike, (low, 2 * low)
 
 
 REPLAY = Method(
