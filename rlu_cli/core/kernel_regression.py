@@ -62,7 +62,8 @@ class KernelRegression:
     that what is peculiar to these samples isn't learnt from the others. The same errors, of the left-out
     proportions nearest to the one predicted, give the bounds; where clients were added that are near the
     answer, each bound is half-way between that and what their errors alone make it: they are few and err
-    alike, and the others have none near by to learn from. What left-out proportions say of which classes were
+    alike, and the others have none near by to learn from. But where the others' errors leave open that a
+    class is absent so do the bounds: those near the answer have a little of each. What left-out proportions say of which classes were
     there gives the presence (`PresenceModel`). A class that is likelier absent than there has no samples:
     that is the median of its count, which makes the least absolute error. Of n errors the next one exceeds
     the k-th largest with probability k/(n + 1), so for 2.5 % the bounds are at k = 0.025 (n + 1), between the
@@ -180,7 +181,9 @@ class KernelRegression:
         found = _middle(known, errors, roots, taken)
         if self._near < _LIKE:
             return found
-        return 0.5 * (found + _middle(known[-self._near :], errors[-self._near :], roots, _LIKE))
+        halfway = 0.5 * (found + _middle(known[-self._near :], errors[-self._near :], roots, _LIKE))
+        may_be_absent = roots + found[0] <= 0
+        return np.stack((np.where(may_be_absent, found[0], halfway[0]), halfway[1]))
 
     def _compared(self, N: int) -> tuple[float, float, float]:
         """γ, λ and β of the least error."""
