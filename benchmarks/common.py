@@ -6,7 +6,7 @@ import argparse
 import json
 import os
 import platform
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from rlu_cli.simulation.client import local_training, step_indices
 from rlu_cli.simulation.vectors import snapshot
 
 Row = dict[str, Any]
+Changed = Callable[[Tensor], Tensor]
 
 NORMALIZATION = "mean=0.286;std=0.353"
 """Of Fashion-MNIST."""
@@ -63,18 +64,34 @@ def lenet_at_accuracy(images: ImageSet, target: float, *, seed: int, lr: float =
         _train(model, images, steps, lr=lr, rng=rng)
 
 
-def lenet_after(images: ImageSet, steps: int, *, seed: int, lr: float) -> dict[str, Tensor]:
-    """A LeNet-5 of the images' classes after so many steps of central plain SGD (batch 32)."""
+def lenet_after(
+    images: ImageSet, steps: int, *, seed: int, lr: float, changed: Changed | None = None
+) -> dict[str, Tensor]:
+    """A LeNet-5 of the images' classes after so many steps of central plain SGD (batch 32).
+
+    Parameters
+    ----------
+    changed : what is done to each batch of normalised images
+    """
     torch.manual_seed(seed)
     model = LeNet5(num_classes=len(images.names))
-    _train(model, images, steps, lr=lr, rng=np.random.default_rng(seed))
+    _train(model, images, steps, lr=lr, rng=np.random.default_rng(seed), changed=changed)
     return snapshot(model)
 
 
-def _train(model: LeNet5, images: ImageSet, steps: int, *, lr: float, rng: np.random.Generator) -> None:
+def _train(
+    model: LeNet5,
+    images: ImageSet,
+    steps: int,
+    *,
+    lr: float,
+    rng: np.random.Generator,
+    changed: Changed | None = None,
+) -> None:
     normalization = parse_normalization(NORMALIZATION)
     rows = list(step_indices(np.arange(len(images.labels)), steps, 32, rng=rng))
-    batches = ((normalization.apply(images.pixels[r]), images.labels[r]) for r in rows)
+    change = changed or (lambda inputs: inputs)
+    batches = ((change(normalization.apply(images.pixels[r])), images.labels[r]) for r in rows)
     local_training(model, batches, LocalTraining(steps=steps, batch_size=32, lr=lr))
 
 

@@ -94,6 +94,40 @@ def test_what_is_peculiar_to_the_samples_makes_no_bounds() -> None:
         KernelRegression.from_arrays(wrong, N, 3, guesses=0)
 
 
+def test_bounds_are_wider_for_images_that_no_replay_drew_from() -> None:
+    """All images' features are off by o, those of both halves by o + d and o − d, others' by nothing."""
+    rng, group = np.random.default_rng(0), np.arange(60) % 2
+    sign = np.where(group == 0, 1.0, -1.0)[:, None, None]
+
+    def off(count: int, seed: int, by: FloatArray) -> Replays:
+        found = clients(count, noise=0.03, seed=seed, absent=0.0)
+        return replace(found, features=found.features[:, :, :2] + by)
+
+    others = off(100, 2, np.zeros((N, 1)))
+    held: dict[str, list[float]] = {"alone": [], "wider": []}
+    for _ in range(6):
+        whole, half = (0.08 * rng.normal(size=(N, 1)) for _ in range(2))
+        bank = KernelRegression(off(150, 0, whole), guesses=0)
+        wider = bank.allowing_for_other_images(replace(off(60, 1, whole + sign * half), halves=group))
+        for name, model in (("alone", bank), ("wider", wider)):
+            inside = [
+                (z >= p.low - 1e-9) & (z <= p.high + 1e-9)
+                for z, p in zip(others.proportions, map(model, others.features), strict=True)
+            ]
+            held[name].append(float(np.mean(inside)))
+    assert np.mean(held["alone"]) < 0.8
+    assert 0.9 < np.mean(held["wider"]) < 0.99
+    known = others.features[0]
+    np.testing.assert_array_equal(bank(known).proportions, wider(known).proportions)
+    alike = replace(off(60, 1, whole), halves=group)  # halves that are no different
+    narrow, plain = bank.allowing_for_other_images(alike)(known), bank(known)
+    np.testing.assert_allclose(narrow.high - narrow.low, plain.high - plain.low, rtol=0.1)
+    again = KernelRegression.from_arrays(wider.arrays(), N, 2, guesses=0)
+    np.testing.assert_array_equal(again(known).low, wider(known).low)
+    with pytest.raises(ValueError, match="negative"):
+        KernelRegression.from_arrays({**wider.arrays(), "unseen": np.array([-1.0])}, N, 2, guesses=0)
+
+
 def test_a_line_through_the_guesses_is_a_kernel_of_few_ranks_more() -> None:
     rng = np.random.default_rng(0)
     root, V = rng.normal(size=(6, 6)), rng.normal(size=(6, 2))

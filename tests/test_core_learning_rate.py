@@ -18,7 +18,7 @@ from rlu_cli.core.rate_likelihood import LearningRate, scaled
 from rlu_cli.core.recover import head_update
 from rlu_cli.core.trained import is_trained
 from rlu_cli.core.types import Activations, FloatArray, Head, IntArray, LocalTraining, Observation
-from rlu_cli.core.update_size import damaged_size_error, size_error
+from rlu_cli.core.update_size import damaged_size_error, is_likeliest, size_error
 from rlu_cli.errors import MismatchError
 from rlu_cli.simulation.defences import Defence
 
@@ -137,6 +137,25 @@ def test_an_update_of_another_size_is_told_by_the_statistics_alone() -> None:
     )
     drifts = replace(observation, constant_gradient=observation.head)
     assert size_error(told_as(drifts, 1.0), TRUE, 0.0) is None
+
+
+def test_the_likeliest_size_may_be_right_of_images_unlike_the_auxiliary_ones() -> None:
+    """Ten of 30 right clients that shifted and mirrored their images were read at another size."""
+    observation, samples = a_round()
+    statistics = replace(observation.start, samples=replace(samples, embeddings=None))
+    right = replace(observation, start=statistics)
+    assert is_likeliest(right, 0.0)
+    rng = np.random.default_rng(0)
+    weight = right.update.weight
+    blurred = replace(
+        right.update, weight=weight + 0.1 * np.abs(weight).mean() * rng.normal(size=weight.shape)
+    )
+    unlike = replace(right, update=blurred)
+    assert is_likeliest(unlike, 0.0)
+    assert not any(
+        is_likeliest(told_as(each, 0.3 * factor), 0.0) for each in (right, unlike) for factor in (0.5, 2.0)
+    )
+    assert not is_likeliest(replace(right, start=replace(statistics, samples=None)), 0.0)  # nothing tells
 
 
 @pytest.mark.parametrize("count", [1, 3, 7, 8])

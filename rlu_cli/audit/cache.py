@@ -25,7 +25,7 @@ from rlu_cli.core.fits import Arrays
 from rlu_cli.core.types import ModelStatistics, Note
 from rlu_cli.errors import FileError, RluError
 
-_FORMAT = 15
+_FORMAT = 16
 """To be raised when the same facts give other statistics or fits, or entries look otherwise."""
 
 _FACTS = "cache_facts"

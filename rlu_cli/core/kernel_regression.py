@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -31,6 +32,7 @@ _LIKE = 40
 """Left-out predictions of clients near the one predicted that say it as well, where there are so many."""
 
 _EDGE = 0.025
+_TINY = 1e-12
 
 
 @dataclass(frozen=True)
@@ -63,24 +65,34 @@ class KernelRegression:
     proportions nearest to the one predicted, give the bounds; where clients were added that are near the
     answer, each bound is half-way between that and what their errors alone make it: they are few and err
     alike, and the others have none near by to learn from. But where the others' errors leave open that a
-    class is absent so do the bounds: those near the answer have a little of each. What left-out proportions say of which classes were
-    there gives the presence (`PresenceModel`). A class that is likelier absent than there has no samples:
-    that is the median of its count, which makes the least absolute error. Of n errors the next one exceeds
-    the k-th largest with probability k/(n + 1), so for 2.5 % the bounds are at k = 0.025 (n + 1), between the
-    order statistics.
+    class is absent so do the bounds: those near the answer have a little of each. What left-out proportions
+    say of which classes were there gives the presence (`PresenceModel`). A class that is likelier absent than
+    there has no samples: that is the median of its count, which makes the least absolute error. Of n errors
+    the next one exceeds the k-th largest with probability k/(n + 1), so for 2.5 % the bounds are at
+    k = 0.025 (n + 1), between the order statistics.
+
+    Where all clients drew from few images, what training makes of these is learnt, and others err more than
+    those left out: by a variance ``unseen``, for which the errors are taken to be larger, all by one factor
+    (`allowing_for_other_images`).
 
     Parameters
     ----------
     replays : features of shape (R, N, F); kept as they are
     guesses : how many of the features are guesses
     constants : γ, λ and β where they are known
+    unseen : variance of √z's errors that images which no client drew add
 
     Source: kernel ridge regression (Saunders et al. 1998); block leave-one-out by the inverse; bounds as in
     the jackknife+ (Barber et al. 2021), conditioned on the prediction; means of quantiles (Ratcliff 1979).
     """
 
     def __init__(
-        self, replays: Replays, *, guesses: int, constants: tuple[float, float, float] | None = None
+        self,
+        replays: Replays,
+        *,
+        guesses: int,
+        constants: tuple[float, float, float] | None = None,
+        unseen: float = 0.0,
     ) -> None:
         self.replays, features = replays, replays.features
         _, N, F = features.shape
@@ -98,10 +110,12 @@ class KernelRegression:
         self._strangest = max(self._strangeness(client) for client in features)
         self._near = 0
         self._solve(N)
+        self._unseen = unseen
 
     def arrays(self) -> Arrays:
         """Of which `from_arrays` makes it again."""
-        return {**self.replays.arrays(), "constants": np.array([self._gamma, self._ridge, self._slope])}
+        constants = np.array([self._gamma, self._ridge, self._slope])
+        return {**self.replays.arrays(), "constants": constants, "unseen": np.array([self._unseen])}
 
     @classmethod
     def from_arrays(cls, arrays: Arrays, num_classes: int, width: int, *, guesses: int) -> KernelRegression:
@@ -115,8 +129,11 @@ class KernelRegression:
         gamma, ridge, slope = (float(value) for value in checked(arrays, "constants", (3,)))
         if gamma not in _GAMMAS or ridge not in _RIDGES or slope not in _SLOPES:
             raise ValueError("the constants are none that are compared")
+        (unseen,) = (float(value) for value in checked(arrays, "unseen", (1,)))
+        if unseen < 0:
+            raise ValueError("a variance is negative")
         replays = Replays.from_arrays(arrays, num_classes, (num_classes, width))
-        return cls(replays, guesses=guesses, constants=(gamma, ridge, slope))
+        return cls(replays, guesses=guesses, constants=(gamma, ridge, slope), unseen=unseen)
 
     def with_more(self, replays: Replays) -> KernelRegression:
         """Learnt from more clients as well, with the same β, γ, λ, c and scale of the features.
@@ -138,6 +155,37 @@ class KernelRegression:
         more._near = len(inputs)
         more._solve(N)
         return more
+
+    def allowing_for_other_images(self, halved: Replays) -> KernelRegression:
+        """With bounds for clients whose images are none of those that the replays drew from.
+
+            unseen = (σ_half² − σ_both²)/4,     bounds wider by √(1 + unseen/σ²)
+
+        σ are the root mean square errors of √z on ``halved`` clients, which drew from one half of the images
+        or the other: σ_half where those of one half are left out together, σ_both where as many of both are;
+        σ on this regression's own. What is peculiar to a half has twice the variance of what is peculiar to
+        all images, and there it is that of both halves: that learnt from, and that predicted.
+        """
+        assert halved.halves is not None
+        mixed = np.empty_like(halved.halves)
+        for half in np.unique(halved.halves):
+            own = np.flatnonzero(halved.halves == half)
+            mixed[own] = np.arange(len(own)) % 2
+        apart, together = (
+            KernelRegression(
+                replace(halved, halves=groups),
+                guesses=self._number,
+                constants=(self._gamma, self._ridge, self._slope),
+            )._mean_square()
+            for groups in (halved.halves, mixed)
+        )
+        more = copy.copy(self)
+        more._unseen = max(0.0, apart - together) / 4
+        return more
+
+    def _mean_square(self) -> float:
+        """Of √z's errors on clients left out."""
+        return float(np.mean(np.square(self._true - self._known)))
 
     def _solve(self, N: int) -> None:
         """α, and what is predicted of each client by the others."""
@@ -169,7 +217,8 @@ class KernelRegression:
         kernel = self._kernel(self._inputs(features[None]), self._guessed(features))
         z = _on_simplex((kernel @ self._weights + self._offset)[None])[0]
         roots = np.sqrt(z)
-        low, high = np.square(np.clip(roots + self._errors_between(roots), 0.0, 1.0))
+        wider = math.sqrt(1 + self._unseen / max(self._mean_square(), _TINY))
+        low, high = np.square(np.clip(roots + wider * self._errors_between(roots), 0.0, 1.0))
         presence = self._presence(z[None])
         z = _of_present(z[None], presence)[0]
         return ClassPrediction(z, np.minimum(low, z), np.maximum(high, z), presence[0])

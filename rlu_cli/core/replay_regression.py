@@ -69,6 +69,13 @@ _FEW_CLASSES = 4
 """Up to which replayed clients draw from halves of the auxiliary samples. All draw nearly the same ones
 otherwise, and what their training makes of these is learnt: 60 to 94 % of the bounds held."""
 
+_FEW_IMAGES = 50
+"""Of a class, below which other images than those that replays share are allowed for: of fifty and more the
+bounds would be wider by a tenth at most, and hold without."""
+
+_HALVED, _LEAST_HALVED = 0.2, 20
+"""Replays of halves of the images that tell how much, as a share of the others, and how many at least."""
+
 _LATE = 0.75
 """Where between both models `gls` is asked as well, beside where a steady gradient was taken."""
 
@@ -93,10 +100,20 @@ def shared_regression(observation: Observation, width: int) -> KernelRegression:
         affordable = min(most, _ROWS // N, work / cost)
         number = max(_LEAST, int(_share(observation) * max(_FEWEST, affordable)))
         rng = np.random.default_rng(seed)
-        mixes = draw_mixes(number, N, rng)
-        logarithms = rng.uniform(math.log(sizes[0]), math.log(sizes[1]), number)
-        found = _replayed(observation, training, mixes, np.rint(np.exp(logarithms)).astype(int), first=0)
-        return KernelRegression(found, guesses=_GUESSES)
+
+        def drawn(number: int, *, first: int, halves: bool) -> Replays:
+            mixes = draw_mixes(number, N, rng)
+            logarithms = rng.uniform(math.log(sizes[0]), math.log(sizes[1]), number)
+            seen = np.rint(np.exp(logarithms)).astype(int)
+            return _replayed(observation, training, mixes, seen, first=first, halves=halves)
+
+        few_classes = N <= _FEW_CLASSES
+        found = drawn(number, first=0, halves=few_classes)
+        regression = KernelRegression(found, guesses=_GUESSES)
+        if few_classes or observation.start.moments.counts.min() >= _FEW_IMAGES:
+            return regression
+        halved = max(_LEAST_HALVED, int(_HALVED * number))
+        return regression.allowing_for_other_images(drawn(halved, first=_REPLAYS + _NEAR, halves=True))
 
     values: dict[str, Any] = {
         "training": asdict(training),
@@ -147,7 +164,8 @@ def replayed_near(observation: Observation, z: FloatArray, number: int) -> Repla
     rng = np.random.default_rng((observation.seed, 1))
     mixes = mixes_near(z, number, rng, concentration=_CONCENTRATION)
     sizes = [observation.training.seen] * number
-    return _replayed(observation, observation.training, mixes, sizes, first=_REPLAYS)
+    halves = len(z) <= _FEW_CLASSES
+    return _replayed(observation, observation.training, mixes, sizes, first=_REPLAYS, halves=halves)
 
 
 def _replayed(
@@ -157,18 +175,26 @@ def _replayed(
     sizes: Sequence[int] | IntArray,
     *,
     first: int,
+    halves: bool,
 ) -> Replays:
     """Training replayed on each of the mixes, without those that diverge.
+
+    Parameters
+    ----------
+    first : number of the first one's random choices
+    halves : whether they draw from one half of each class's auxiliary samples and the other in turn
 
     Raises
     ------
     MismatchError
         More than half diverge.
     """
-    few = mixes.shape[1] <= _FEW_CLASSES
     plans = [
         ReplayPlan(
-            round_to_total(z, int(size)), training.resized(int(size)), first + draw, draw % 2 if few else None
+            round_to_total(z, int(size)),
+            training.resized(int(size)),
+            first + draw,
+            draw % 2 if halves else None,
         )
         for draw, (z, size) in enumerate(zip(mixes, sizes, strict=True))
     ]
@@ -181,7 +207,7 @@ def _replayed(
         np.stack([client.proportions for _, client in kept]),
         np.stack([client_features(seen, view) for seen, view in views]),
         np.stack([_shape(view.gradient.weight, observation) for _, view in views]),
-        np.array([plan.half for plan, _ in kept]) if few else None,
+        np.array([plan.half for plan, _ in kept]) if halves else None,
     )
 
 

@@ -75,6 +75,33 @@ def size_error(
     moved : the local model's `motion`
     least : of the logarithm of c
     """
+    views = _views(observation, moved)
+    if views is None or views.may_be_right(z, least):
+        return None
+    found = _likeliest(views)
+    if abs(found) <= least or views.misfit(found) > _OTHERWISE:
+        return None
+    interval = views.interval(found, soon=not views.noise.any()).widened(moved)
+    return interval if interval.excludes(1.0, halves=2.0) else None
+
+
+def is_likeliest(observation: Observation, moved: float) -> bool:
+    """Whether the likelihood of `size_error` tells sizes here, and finds the one of the training values.
+
+    An update that it explains badly counts too: images unlike the auxiliary ones make another update, but at
+    any other size an early model's would be far unlikelier still.
+    """
+    views = _views(observation, moved)
+    return views is not None and abs(_likeliest(views)) <= RIGHT_SIZE
+
+
+def _likeliest(views: Views) -> float:
+    """log c; known noise weighs otherwise at every scale."""
+    return views.likeliest() if views.noise.any() else views.soon_likeliest()
+
+
+def _views(observation: Observation, moved: float) -> Views | None:
+    """The update as its likelihood sees it, None where that can't tell its size."""
     head, training = observation.head, observation.training
     if training.samples < _FEWEST_SAMPLES and is_trained(observation.start):
         return None
@@ -91,15 +118,7 @@ def size_error(
     noise = observation.noise_std * max(1.0, float(np.linalg.norm(head.weight, 2)))
     products = Head(head.weight @ head.weight.T, head.bias)
     seen = replace(observation, update=update, head=products, noise_std=noise)
-    views = Views(seen, _explained_by_logits(observation, known))
-    if views.may_be_right(z, least):
-        return None
-    soon = not views.noise.any()  # known noise weighs otherwise at every scale
-    found = views.soon_likeliest() if soon else views.likeliest()
-    if abs(found) <= least or views.misfit(found) > _OTHERWISE:
-        return None
-    interval = views.interval(found, soon=soon).widened(moved)
-    return interval if interval.excludes(1.0, halves=2.0) else None
+    return Views(seen, _explained_by_logits(observation, known))
 
 
 def damaged_size_error(observation: Observation, samples: Activations) -> LearningRate | None:

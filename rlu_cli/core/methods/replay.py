@@ -43,7 +43,7 @@ from rlu_cli.core.types import (
     Observation,
 )
 from rlu_cli.core.update_shape import check_shape, update_shape
-from rlu_cli.core.update_size import RIGHT_SIZE, size_error
+from rlu_cli.core.update_size import RIGHT_SIZE, is_likeliest, size_error
 from rlu_cli.errors import MismatchError
 
 _SURE = 0.1
@@ -135,10 +135,11 @@ def solve(problem: Problem) -> Estimate:
     if linear and not observation.scaled:
         size = _relative_size(observation, view, _size_model(regression), features)
         found["replay_size"] = math.exp(size.logarithm)
-        answer = _rescaled(observation, size, prediction.proportions)
-        if answer is not None:
-            return answer
-        doubts = size_notes(size, read=False)
+        if not (size.is_doubted and _is_likeliest(observation)):
+            answer = _rescaled(observation, size, prediction.proportions)
+            if answer is not None:
+                return answer
+            doubts = size_notes(size, read=False)
     if strange and linear:
         note = Note("replay-strange-update", f"{_UNLIKE}: the counts are those of gls")
         return solve_instead(problem, note, *doubts, **found)
@@ -243,6 +244,17 @@ def _rescaled(observation: Observation, size: RelativeSize, z: FloatArray) -> Es
         warnings=(*answer.warnings, note),
         divided_by=factor,
     )
+
+
+def _is_likeliest(observation: Observation) -> bool:
+    """Whether an early model's likelihood finds the size that the training values say.
+
+    It is the sharper of the two, and replays of plain images are larger than those of shifted and mirrored
+    ones: of 30 right clients that had such, of an untrained model, ten were doubted.
+    """
+    if coarsening(observation).any:
+        return False
+    return is_likeliest(observation, motion(observation.start, observation.end) or 0.0)
 
 
 def _other_size(
