@@ -6,6 +6,7 @@ import ast
 import re
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -46,10 +47,67 @@ def test_help_texts_are_current() -> None:
     assert check.returncode == 0
 
 
-@pytest.mark.parametrize("page", ["README.md", *(f"docs/{p.name}" for p in (ROOT / "docs").glob("*.md"))])
-def test_links_lead_somewhere(page: str) -> None:
-    text = (ROOT / page).read_text(encoding="utf-8")
-    for target in re.findall(r"\]\(([^)#]+)\)", text):
-        if not target.startswith("http"):
-            assert ((ROOT / page).parent / target).exists(), f"{page} links to {target}"
-    assert "shared/" not in text
+PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), ROOT / "benchmarks" / "RESULTS.md")
+
+
+def without_code_blocks(text: str) -> str:
+    """A page as prose: what stands between fences is neither a heading nor a link."""
+    return re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
+
+
+def anchors(text: str) -> set[str]:
+    """GitHub's names of a page's headings: letters, digits, `-` and `_`; the second of a name ends in -1."""
+    found: set[str] = set()
+    seen: Counter[str] = Counter()
+    for heading in re.findall(r"^#{1,6} +(.+?)(?: +#+)?$", without_code_blocks(text), flags=re.MULTILINE):
+        shown = re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", heading)
+        slug = re.sub(r"[^\w\- ]", "", shown.strip().lower()).replace(" ", "-")
+        found.add(f"{slug}-{seen[slug]}" if seen[slug] else slug)
+        seen[slug] += 1
+    return found
+
+
+def broken_links(page: Path) -> list[str]:
+    """Links of a page whose file isn't there, or has no heading of that name."""
+    broken = []
+    for link in re.findall(r"\]\(([^)\s]+)\)", without_code_blocks(page.read_text(encoding="utf-8"))):
+        target, _, anchor = link.partition("#")
+        file = page.parent / target if target else page
+        if link.startswith(("http:", "https:", "mailto:")):
+            continue
+        if not file.exists() or (
+            "#" in link and (file.suffix != ".md" or anchor not in anchors(file.read_text(encoding="utf-8")))
+        ):
+            broken.append(link)
+    return broken
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page: Path) -> None:
+    assert broken_links(page) == []
+    assert "shared/" not in page.read_text(encoding="utf-8")
+
+
+def test_anchors_are_those_of_github() -> None:
+    text = (
+        "# An *unknown* rate (`--lr auto`)\n\n## Measured\n\n```sh\n# no heading\n```\n\n"
+        "#### Table 3, α = 5\n\n## Measured\n\n## [What](cli.md#output) files_are\n"
+    )
+    assert anchors(text) == {
+        "an-unknown-rate---lr-auto",
+        "measured",
+        "measured-1",
+        "table-3-α--5",
+        "what-files_are",
+    }
+
+
+def test_broken_links_are_found(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    (tmp_path / "other.md").write_text("# Other\n\n## Here\n", encoding="utf-8")
+    page.write_text(
+        "# Page\n\n[a](other.md#here) [b](#page) [c](https://example.org/#x) [d](other.md)\n"
+        "[e](other.md#gone) [f](#gone) [g](gone.md) [h](gone.md#here) [i](other.md#)\n",
+        encoding="utf-8",
+    )
+    assert broken_links(page) == ["other.md#gone", "#gone", "gone.md", "gone.md#here", "other.md#"]

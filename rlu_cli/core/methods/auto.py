@@ -40,7 +40,8 @@ def best_method(
 
     Averaged over the clients of any regime that was measured, each is at least as good there as `rlu`, or
     level within the error (Scaffold at 80 %). `rlu` answers too where they don't have all that
-    they need; see "Error bars" in the docs. How trained a model is shows in the error that `gls` foresees.
+    they need; see "Which method when" in docs/method.md. How trained a model is shows in the error that
+    `gls` foresees.
 
     Parameters
     ----------
