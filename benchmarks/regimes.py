@@ -3,6 +3,7 @@
     python benchmarks/regimes.py --seeds 3      (about an hour on 2 cores)
     python benchmarks/regimes.py --seeds 1 --only "80 %, m = 1"
     python benchmarks/regimes.py --seeds 3 --alpha 0.01 --only "80 %, m = 10"      (one class or two a client)
+    python benchmarks/regimes.py --seeds 3 --aux 10 --only "80 %, m = 10"      (ten auxiliary images a class)
 
 Real training: LeNet-5, Fashion-MNIST, 10 clients a round, Dirichlet 0.5, batch 32, lr 0.01, 100 auxiliary
 images a class. Prints Markdown; writes every client's scores to results/regimes.ndjson, round by round.
@@ -37,6 +38,7 @@ from torch import Tensor
 from rlu_cli.audit.auditor import Auditor
 from rlu_cli.audit.client_round import ClientRound
 from rlu_cli.audit.options import (
+    AuxOptions,
     ModelOptions,
     RunOptions,
     SimulationOptions,
@@ -82,26 +84,32 @@ def main() -> None:
     parser.add_argument("--only", action="append", choices=REGIMES, help="a regime; may be repeated")
     parser.add_argument("--method", action="append", choices=METHODS, help="may be repeated; default: all")
     parser.add_argument("--alpha", type=float, default=ALPHA, help="of the clients' label skew; default: 0.5")
+    parser.add_argument("--aux", type=int, help="auxiliary images of a class that the auditor has of the 100")
     arguments = parser.parse_args()
     images = open_dataset("fashion-mnist")
     cases = product(arguments.only or REGIMES, chosen_seeds(arguments))
     methods = arguments.method or METHODS
+    aux = AuxOptions(aux_per_class=arguments.aux)
     rows = gathered(
-        (measure(images, regime, seed, methods, arguments.alpha) for regime, seed in cases), arguments.output
+        (measure(images, regime, seed, methods, arguments.alpha, aux) for regime, seed in cases),
+        arguments.output,
     )
     print(f"{machine()}; {arguments.seeds} seeds × 10 clients, mean ± standard deviation over clients\n")
     print(table(rows))
 
 
-def measure(images: ImageSet, regime: str, seed: int, methods: Sequence[str], alpha: float) -> Iterator[Row]:
+def measure(
+    images: ImageSet, regime: str, seed: int, methods: Sequence[str], alpha: float, aux: AuxOptions
+) -> Iterator[Row]:
     """Scores of every client of one round, by each of ``methods`` on the same files."""
     with simulated(images, regime, seed, alpha=alpha) as root:
-        for scores, auditor, client in scored(root, methods):
+        for scores, auditor, client in scored(root, methods, aux=aux):
             found = client.recoveries[0]
             grade = client_reliability(auditor, client, found)
             yield {
                 "regime": regime,
                 "seed": seed,
+                "aux": aux.aux_per_class,
                 **scores,
                 "grade": grade.grade,
                 "expected_iAcc": grade.expected_i_acc,
@@ -110,7 +118,9 @@ def measure(images: ImageSet, regime: str, seed: int, methods: Sequence[str], al
             }
 
 
-def clients(root: Path, model: ModelOptions | None = None) -> Iterator[tuple[TruthLine, Path, Auditor]]:
+def clients(
+    root: Path, model: ModelOptions | None = None, aux: AuxOptions | None = None
+) -> Iterator[tuple[TruthLine, Path, Auditor]]:
     """What each client of an archive of one round trained on, its file, and the auditor of them all."""
     auditor = None
     for line in read_truth_lines(root):
@@ -119,7 +129,12 @@ def clients(root: Path, model: ModelOptions | None = None) -> Iterator[tuple[Tru
         if auditor is None:
             reference = round_ / "global.safetensors"
             auditor = Auditor(
-                reference, [local], aux=root / AUX, model=model or ModelOptions(), run=RunOptions()
+                reference,
+                [local],
+                aux=root / AUX,
+                aux_options=aux,
+                model=model or ModelOptions(),
+                run=RunOptions(),
             )
         yield line, local, auditor
 
@@ -130,6 +145,7 @@ def scored(
     told: TrainingOptions | None = None,
     *,
     model: ModelOptions | None = None,
+    aux: AuxOptions | None = None,
 ) -> Iterator[tuple[Row, Auditor, ClientRound]]:
     """Every client of an archive of one round by each method: its scores, and what they come from.
 
@@ -137,8 +153,9 @@ def scored(
     ----------
     told : training values other than the files'
     model : likewise
+    aux : which of the auxiliary images the auditor has
     """
-    for line, local, auditor in clients(root, model):
+    for line, local, auditor in clients(root, model, aux):
         truth = np.array(line.counts)
         for method in methods:
             began = perf_counter()

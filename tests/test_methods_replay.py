@@ -35,7 +35,7 @@ from rlu_cli.errors import MismatchError
 
 N, L = 6, 8
 LONG = LocalTraining(40, 16, 0.05, total=4 * 150, distinct=150)
-K = 20
+K = 50
 
 
 @dataclass
@@ -92,20 +92,22 @@ def _head(bias: FloatArray) -> Head:
     return Head(weight, bias - bias.mean())
 
 
-def observed(counts: IntArray, training: LocalTraining, made: Scripted, *, seed: int = 0) -> Observation:
+def observed(
+    counts: IntArray, training: LocalTraining, made: Scripted, *, seed: int = 0, samples: int = K
+) -> Observation:
     """A client that trained as `Scripted` has it, with models of one logit row a class."""
     observation, _ = scripted_observation(replace(training, momentum=0.0), classes=N, size=L)
     change, after = made.trained(counts / counts.sum(), training, np.random.default_rng((7, seed)))
     assert change.bias is not None
 
     def known(logits: FloatArray) -> tuple[LogitMoments, FloatArray]:
-        return LogitMoments(logits, np.zeros((N, 1, N)), np.full(N, K)), softmax(logits)
+        return LogitMoments(logits, np.zeros((N, 1, N)), np.full(N, samples)), softmax(logits)
 
     ends = []
     for logits in (3 * np.eye(N), after):
         moments, S = known(logits)
         statistics = replace(observation.start, moments=moments, confidence=S)
-        ends.append((statistics, model_means(logits, samples=K).residuals))
+        ends.append((statistics, model_means(logits, samples=samples).residuals))
     made.start = made.start or ends[0][0]  # so that its clients share their replays
     return replace(
         observation,
@@ -240,6 +242,17 @@ def test_fewer_samples_are_fewer_replays() -> None:
     made = Scripted(0.05)
     recover_labels(replace(observed(draws(1)[0], LONG, made), samples=100), method="replay")
     assert len(made.plans) == 20
+
+
+@pytest.mark.parametrize(("samples", "halved"), [(50, 0), (49, 44), (12, 220)])
+def test_replays_of_few_auxiliary_samples_draw_from_halves_of_them(samples: int, halved: int) -> None:
+    """Of 600 samples each of 72 is seen eight times; from some 50 a class on most are drawn from."""
+    made = Scripted(0.05)
+    found = recover_labels(observed(draws(1)[0], LONG, made, samples=samples), method="replay")
+    halves = [plan.half for plan in made.plans if plan.half is not None]
+    assert len(halves) == halved and len(made.plans) == max(220, 220 + halved % 220)
+    assert halves.count(0) == halves.count(1)
+    assert found.diagnostics["replays"] == 220
 
 
 @pytest.mark.parametrize(
