@@ -35,7 +35,7 @@ from rlu_cli.errors import MismatchError
 
 N, L = 6, 8
 LONG = LocalTraining(40, 16, 0.05, total=4 * 150, distinct=150)
-K = 50
+K = 51
 
 
 @dataclass
@@ -244,11 +244,16 @@ def test_fewer_samples_are_fewer_replays() -> None:
     assert len(made.plans) == 20
 
 
-@pytest.mark.parametrize(("samples", "halved"), [(50, 0), (49, 44), (12, 220)])
-def test_replays_of_few_auxiliary_samples_draw_from_halves_of_them(samples: int, halved: int) -> None:
-    """Of 600 samples each of 72 is seen eight times; from some 50 a class on most are drawn from."""
+@pytest.mark.parametrize(
+    ("samples", "epochs", "halved"), [(51, 4, 0), (50, 4, 44), (12, 4, 44), (12, 8, 220), (51, 8, 0)]
+)
+def test_replays_of_few_auxiliary_samples_draw_from_halves_of_them(
+    samples: int, epochs: int, halved: int
+) -> None:
+    """All where each is seen more than sixteen times; up to fifty a class, as many more as tell the bounds."""
     made = Scripted(0.05)
-    found = recover_labels(observed(draws(1)[0], LONG, made, samples=samples), method="replay")
+    long = replace(LONG, steps=10 * epochs, total=150 * epochs)
+    found = recover_labels(observed(draws(1)[0], long, made, samples=samples), method="replay")
     halves = [plan.half for plan in made.plans if plan.half is not None]
     assert len(halves) == halved and len(made.plans) == max(220, 220 + halved % 220)
     assert halves.count(0) == halves.count(1)

@@ -65,15 +65,15 @@ many replays as that makes, but not fewer than the least number unless those tak
 _CONCENTRATION = 300.0
 """How near to z their mixes are, see `mixes_near`: by 0.02 where a class has a tenth of the samples."""
 
-_FEW_CLASSES, _OFTEN = 4, 8
+_FEW_CLASSES, _OFTEN = 4, 16
 """Up to so many classes, and where a client sees more than so many samples for each auxiliary one, replayed
 clients draw from halves of these. All draw nearly the same ones otherwise, over and over, and what their
 training makes of these is learnt: 60 to 94 % of the bounds of few classes held, of five epochs with ten or
 twenty auxiliary images a class 63 to 77 %."""
 
 _FEW_IMAGES = 50
-"""Of a class, below which other images than those that replays share are allowed for: of fifty and more the
-bounds would be wider by a tenth at most, and hold without."""
+"""Of a class, up to which other images than those that replays share are allowed for: of a hundred bounds
+would be wider by a twentieth, and hold without."""
 
 _HALVED, _LEAST_HALVED = 0.2, 20
 """Replays of halves of the images that tell how much, as a share of the others, and how many at least."""
@@ -111,7 +111,7 @@ def shared_regression(observation: Observation, width: int) -> KernelRegression:
         in_halves = _in_halves(observation)
         found = drawn(number, first=0, halves=in_halves)
         regression = KernelRegression(found, guesses=_GUESSES)
-        if in_halves or observation.start.moments.counts.min() >= _FEW_IMAGES:
+        if in_halves or observation.start.moments.counts.min() > _FEW_IMAGES:
             return regression
         halved = max(_LEAST_HALVED, int(_HALVED * number))
         return regression.allowing_for_other_images(drawn(halved, first=_REPLAYS + _NEAR, halves=True))
