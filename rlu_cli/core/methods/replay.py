@@ -10,9 +10,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from rlu_cli.core.checks import check_size
-from rlu_cli.core.client_views import (
-    ClientView,
-)
+from rlu_cli.core.client_views import ClientView
 from rlu_cli.core.coarse import coarsening
 from rlu_cli.core.error_model import middle, solutions_of_like_updates
 from rlu_cli.core.gradients import mean_gradient, normalised_update
@@ -75,19 +73,22 @@ def solve(problem: Problem) -> Estimate:
     220 clients are made up: class mixes are `draw_mixes`'s, each client draws its samples from eight in ten
     of the auxiliary ones, with weights of their own, and trains on them as the real one did, from the global
     model on. It is looked at with the auxiliary samples that it has not seen, as the real one is with all of
-    them. Up to four classes each draws from one half of them and is looked at with the other, since all would
-    draw nearly the same. All clients that train alike share the replays; over whole epochs so do those of
+    them. Up to four classes, and where a client sees more than sixteen samples for each auxiliary one, each
+    draws from one half of them and is looked at with the other, since all would draw nearly the same. All
+    clients that train alike share the replays; over whole epochs so do those of
     about as many samples, within a factor of two.
 
     f is the same for every class (`class_features`, `KernelRegression`), so N samples come of each replay.
     Among the features is what `gls` makes of both models' residuals without replays: where the way between
     them is smooth, f follows it, and where it is not, the replays say how wrong it is. The errors on replays
     left out give the bounds and the presence; a class that is likelier absent than there gets no samples.
-    Where these errors are small, four to eight more replays near the answer sharpen it.
+    Where these errors are small, four to eight more replays near the answer sharpen it. Up to fifty auxiliary
+    samples of a class the bounds are wider, by what more replays of both halves of them tell.
 
     Where the update is of another size than theirs that point alike, but for trained models of two classes,
     or than an early model's likelihood has it, it is read again as if it had been divided by the factor
-    (`Observation.rescaled`), by replays whose own estimates miss as far.
+    (`Observation.rescaled`), by replays whose own estimates miss as far. Where that likelihood finds the size
+    that was told, replays count for nothing.
 
     Trained models of two classes say least: there z is the mean of f's and of what least squares with S of
     Gaussian logits find, which errs by other things, and by about as much; and the bounds are half-way
