@@ -34,6 +34,7 @@ from torch.nn.functional import pad
 
 from rlu_cli.audit.options import SimulationOptions, StepOptions
 from rlu_cli.audit.report import client_reliability
+from rlu_cli.core.types import IntArray
 from rlu_cli.images import ImageSet
 from rlu_cli.images.datasets import open_dataset
 from rlu_cli.simulation.run import Simulator
@@ -72,10 +73,12 @@ def measure(images: ImageSet, regime: str, seed: int) -> Iterator[Row]:
     def simulator(root: Path) -> Simulator:
         made = lenet_simulator(data, training, SimulationOptions(rounds=1), seed, root, start=start)
         change, plain = augmentation(seed), made.data.batch
-        made.data.batch = lambda rows: (  # type: ignore[method-assign]
-            change(plain(rows)[0]),
-            plain(rows)[1],
-        )
+
+        def batch(rows: IntArray) -> tuple[Tensor, Tensor]:
+            inputs, labels = plain(rows)
+            return change(inputs), labels
+
+        made.data.batch = batch  # type: ignore[method-assign]
         return made
 
     with played(simulator) as root:
